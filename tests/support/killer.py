@@ -1,0 +1,179 @@
+"""Kills a real process at an observable state of a Delta table.
+
+The process runs in its own group and gets SIGKILL, so that nothing of it (driver, JVM) can clean up after
+itself. The state is read from the table's folder alone: what a second process, or the next run, would find.
+"""
+
+import contextlib
+import ctypes
+import enum
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_SECONDS = 0.001
+LOG_ENTRY = re.compile(r"\d{20}\.json")
+IN_OPEN, IN_ISDIR = 0x00000020, 0x40000000  # inotify(7)
+
+
+class TableState(enum.Enum):
+    """How far the write of one Delta commit has come, compared with the folder before the process started."""
+
+    NO_NEW_FILE = "no new file"
+    DATA_WITHOUT_LOG = "data files without a log entry"
+    LOG_WRITTEN = "log entry written"
+
+
+class StateNotReachedError(AssertionError):
+    """The process ended, or the time was up, before the table came to the wanted state."""
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The files of a Delta table's folder: non-empty data files and the log entries of its versions."""
+
+    data: frozenset[str]
+    log: frozenset[str]
+
+    @classmethod
+    def of(cls, table_path: Path) -> "TableFiles":
+        log = {name for name in _names(table_path / "_delta_log") if LOG_ENTRY.fullmatch(name)}
+        return cls(data=frozenset(_data_files(table_path)), log=frozenset(log))
+
+    def state_since(self, before: "TableFiles") -> TableState:
+        if self.log - before.log:
+            return TableState.LOG_WRITTEN
+        return TableState.DATA_WITHOUT_LOG if self.data - before.data else TableState.NO_NEW_FILE
+
+
+def run_and_kill(
+    argv: Sequence[str],
+    table_path: str | Path,
+    at: TableState,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+) -> TableState:
+    """Starts `argv`, kills its process group when the table at `table_path` comes to the state `at`.
+
+    `NO_NEW_FILE` kills when the process opens the table's log for reading; if there is no table yet, as soon
+    as its JVM runs. The other two kill at the first new data file that has bytes, and at the first new log
+    entry. `env` is added to the environment of this process; `timeout` is in seconds.
+
+    Returns the state found after every process of the group is dead: assert that it is the one asked for.
+    Raises `StateNotReachedError` with the end of the process' output.
+    """
+    table_path = Path(table_path)
+    before = TableFiles.of(table_path)
+    with tempfile.TemporaryFile() as output, _opened_files(table_path / "_delta_log") as log_was_opened:
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+        def reached() -> bool:
+            if at is TableState.NO_NEW_FILE:
+                return log_was_opened() if before.log else "java" in _commands_of_group(process.pid)
+            # A write that went past the state between two looks is killed at once too: the caller sees where.
+            return TableFiles.of(table_path).state_since(before) in (at, TableState.LOG_WRITTEN)
+
+        deadline = time.monotonic() + timeout
+        problem = None
+        try:
+            while not reached():
+                if process.poll() is not None:
+                    problem = f"the process ended with exit code {process.returncode}"
+                elif time.monotonic() > deadline:
+                    problem = f"{timeout} s were over"
+                if problem:
+                    break
+                time.sleep(POLL_SECONDS)
+        finally:
+            _kill_group(process)
+        if problem:
+            output.seek(0)
+            tail = output.read().decode(errors="replace")[-3000:]
+            raise StateNotReachedError(
+                f"{problem} before {table_path} came to the state '{at.value}':\n{tail}"
+            )
+    return TableFiles.of(table_path).state_since(before)
+
+
+def _data_files(folder: Path) -> set[str]:
+    """Paths of the non-empty files under `folder`, without logs, checkpoints, checksums, temporary files."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "_")) and entry.name != "_change_data":
+                continue
+            if entry.is_dir():
+                found |= _data_files(Path(entry.path))
+            elif entry.stat().st_size > 0:
+                found.add(entry.path)
+    return found
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return [path.name for path in folder.iterdir()]
+    return []
+
+
+@contextlib.contextmanager
+def _opened_files(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Yields a function that says whether a file in `folder` was opened; always False if it is absent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if watch < 0 or (folder.is_dir() and libc.inotify_add_watch(watch, bytes(folder), IN_OPEN) < 0):
+        raise OSError(ctypes.get_errno(), f"cannot watch {folder}")
+
+    def was_opened() -> bool:
+        try:
+            events = os.read(watch, 65536)
+        except BlockingIOError:
+            return False
+        position = 0
+        while position < len(
+            events
+        ):  # struct inotify_event: int wd; uint32 mask, cookie, len; char name[len]
+            mask, _, length = (
+                int.from_bytes(events[position + at : position + at + 4], "little") for at in (4, 8, 12)
+            )
+            if not mask & IN_ISDIR:
+                return True
+            position += 16 + length
+        return False
+
+    try:
+        yield was_opened
+    finally:
+        os.close(watch)
+
+
+def _commands_of_group(group: int) -> set[str]:
+    """Names of the group's living processes. A zombie is dead: nobody may be there to collect it."""
+    commands = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            head, _, tail = stat.read_text().rpartition(") ")
+            state, _, process_group = tail.split()[:3]
+            if int(process_group) == group and state not in "ZX":
+                commands.add(head.partition("(")[2])
+    return commands
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    while _commands_of_group(process.pid):
+        time.sleep(POLL_SECONDS)
