@@ -1,0 +1,35 @@
+# `make demo` sets up and runs the main job; `make test` sets up and runs every test.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+ACTIVATE := source .venv/bin/activate
+
+.PHONY: help setup demo test lint mutations bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: ## virtual environment, pins, jars, activate script; does nothing the second time
+	@$(PYTHON) tools/setup.py
+
+demo: setup ## run the case study from raw JSON to gold: INPUT=folder to use your own, VISITS=n for another size
+	@$(ACTIVATE) && python -m services.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS))
+
+test: setup ## run every test
+	@$(ACTIVATE) && pytest
+
+lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
+	@$(ACTIVATE) && python -m tools.lint
+
+mutations: setup ## apply every committed mutation and require its test to fail
+	@$(ACTIVATE) && python -m tests.mutations.runner
+
+bench: setup ## run the side-by-side measurements and write docs/benchmarks.md
+	@$(ACTIVATE) && python -m benchmarks
+
+docs: setup ## build the documentation site into site/
+	@$(ACTIVATE) && python -m pip install --quiet --requirement requirements-docs.txt && mkdocs build --strict
+
+clean: ## remove what runs leave behind; the environment stays
+	@rm -rf lakehouse landing target logs site .pytest_cache .mypy_cache .ruff_cache

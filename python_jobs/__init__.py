@@ -1,0 +1,1 @@
+"""Standalone PySpark jobs: the streaming, stateful and file-level forms of the patterns."""

@@ -1,0 +1,65 @@
+"""Delta tables by catalog name or by path, and what their log says of a commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.job import NotReady
+
+
+def is_path(table: str) -> bool:
+    """Return whether ``table`` is a path or URI; anything without ``/`` or ``:`` is a catalog name."""
+    return "/" in table or ":" in table
+
+
+def absolute(path: str) -> str:
+    """Return a local path made absolute (Delta refuses relative ones in SQL); a URI stays as it is."""
+    return path if ":" in path.split("/", 1)[0] else str(Path(path).absolute())
+
+
+def sql_name(table: str) -> str:
+    """Return ``table`` as it is written in SQL: the catalog name, or ``delta.`path```."""
+    return f"delta.`{absolute(table)}`" if is_path(table) else table
+
+
+def table_exists(spark: SparkSession, table: str) -> bool:
+    """Return whether ``table`` is an existing Delta table."""
+    if is_path(table):
+        return bool(DeltaTable.isDeltaTable(spark, absolute(table)))
+    return bool(spark.catalog.tableExists(table))
+
+
+def delta_table(spark: SparkSession, table: str) -> DeltaTable:
+    """Return the handle of an existing Delta table.
+
+    Raises:
+        NotReady: there is no such table.
+    """
+    if not table_exists(spark, table):
+        raise NotReady(f"there is no Delta table '{table}'")
+    return DeltaTable.forPath(spark, absolute(table)) if is_path(table) else DeltaTable.forName(spark, table)
+
+
+def read_table(spark: SparkSession, table: str) -> DataFrame:
+    """Return the current rows of an existing Delta table; raises like :func:`delta_table`."""
+    return delta_table(spark, table).toDF()
+
+
+def latest_commit(spark: SparkSession, table: str) -> dict[str, Any]:
+    """Return the last entry of the table's history: version, operation, operationMetrics, userMetadata…"""
+    return delta_table(spark, table).history(1).collect()[0].asDict(recursive=True)
+
+
+def latest_version(spark: SparkSession, table: str) -> int:
+    """Return the table's current version, from its log."""
+    return int(latest_commit(spark, table)["version"])
+
+
+def commit_metrics(spark: SparkSession, table: str) -> dict[str, int]:
+    """Return the numeric metrics of the last commit (numOutputRows, numTargetFilesAdded…): no second scan."""
+    metrics = latest_commit(spark, table)["operationMetrics"]
+    return {name: int(value) for name, value in metrics.items() if str(value).lstrip("-").isdigit()}
