@@ -1,0 +1,1 @@
+"""The test harness: session, dbt projects, macro rendering, row comparison, killer."""

@@ -1,0 +1,60 @@
+"""Fixtures of the whole suite; see tests/support for what stands behind them."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.dbt_project import REPOSITORY, DbtProject
+from tests.support.render import MacroRenderer
+from tests.support.session import setting, start_session
+
+os.environ["TZ"] = "UTC"
+time.tzset()
+os.environ.setdefault("SPARK_CONF_DIR", str(REPOSITORY / "conf"))
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Return the process's session: in-memory catalog, UTC, ANSI on, one core."""
+    session = start_session(tmp_path_factory.mktemp("session"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def make_project(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., DbtProject]:
+    """Return a function from a project's files to a ready :class:`DbtProject`."""
+
+    def make(files: Mapping[str, str], *, with_package: bool = True) -> DbtProject:
+        return DbtProject(tmp_path_factory.mktemp("dbt"), spark, files, with_package=with_package)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def render(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MacroRenderer:
+    """Return a function that renders a macro of the package: ``render("wrapper", layout=1, …)``."""
+    return MacroRenderer(tmp_path_factory.mktemp("render"), spark)
+
+
+@pytest.fixture(params=["true", "false"], ids=["ansi", "no-ansi"])
+def ansi_modes(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
+    """Run the test in both ANSI modes: dbt-spark turns ANSI off, Spark 4 jobs run with it on."""
+    with setting(spark, "spark.sql.ansi.enabled", request.param):
+        yield request.param
+
+
+@pytest.fixture
+def table_path(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """Return an absolute path for one Delta table of this test."""
+    return str(tmp_path / re.sub(r"\W+", "_", request.node.name)[:60])

@@ -1,0 +1,172 @@
+"""Throw-away dbt projects that install the package and run in-process on the test session.
+
+A project's files are written once a module and its manifest is kept, so a second run parses nothing:
+tests change data (sources), never files, and never pass ``--vars`` (a change re-parses everything).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from dbt.cli.main import dbtRunner, dbtRunnerResult
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.support.session import settings_kept
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = "lakehouse_patterns"
+
+PROFILES = """
+harness:
+  target: test
+  outputs:
+    test:
+      type: spark
+      method: session
+      host: localhost
+      schema: {schema}
+      threads: 1
+"""
+
+
+class DbtFailed(AssertionError):
+    """A dbt call that should have passed; the message holds each failed node with its error."""
+
+
+class DbtProject:
+    """One dbt project named ``harness`` in a folder of its own, with its tables in one database."""
+
+    def __init__(
+        self, root: Path, spark: SparkSession, files: Mapping[str, str], *, with_package: bool = True
+    ) -> None:
+        """Write the project; ``files`` maps paths (``models/x.sql``) to their text.
+
+        ``with_package=False`` leaves our package and dispatch out: what dbt-spark alone would do.
+        """
+        self.root, self.spark = root, spark
+        self.schema = f"harness_{root.name}".replace("-", "_").lower()
+        self.location = root / "lakehouse"
+        self._manifest: Any = None
+        self._last: dbtRunnerResult | None = None
+        spark.sql(f"create database if not exists {self.schema} location '{root}/database'")
+        self._write("dbt_project.yml", yaml.safe_dump(self._configuration(with_package)))
+        self._write("profiles.yml", PROFILES.format(schema=self.schema))
+        for name, text in files.items():
+            self._write(name, text)
+        if with_package:
+            (root / "dbt_packages").mkdir()
+            (root / "dbt_packages" / PACKAGE).symlink_to(REPOSITORY / "macros")
+
+    def _configuration(self, with_package: bool) -> dict[str, Any]:
+        configuration: dict[str, Any] = {
+            "name": "harness",
+            "version": "1.0",
+            "profile": "harness",
+            "flags": {"send_anonymous_usage_stats": False},
+            "models": {"+file_format": "delta", "+location_root": str(self.location)},
+            "snapshots": {"+file_format": "delta", "+location_root": str(self.location)},
+        }
+        if with_package:
+            configuration["dispatch"] = [
+                {"macro_namespace": "dbt", "search_order": ["harness", PACKAGE, "dbt"]},
+            ]
+        return configuration
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def source(self, name: str, rows: DataFrame) -> None:
+        """Create or replace the Delta table ``name`` in the project's database from ``rows``."""
+        rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").saveAsTable(
+            f"{self.schema}.{name}"
+        )
+
+    def table(self, name: str) -> DataFrame:
+        """Return the current rows of a table or view in the project's database."""
+        self.spark.catalog.refreshTable(f"{self.schema}.{name}")
+        return self.spark.table(f"{self.schema}.{name}")
+
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """Return the Delta history of a table, newest first."""
+        return [r.asDict(recursive=True) for r in self.spark.sql(f"describe history {self.schema}.{name}").collect()]
+
+    def compiled(self, name: str) -> str:
+        """Return the SQL that the last run compiled for node ``name``."""
+        return next((self.root / "target" / "compiled").rglob(f"{name}.sql")).read_text(encoding="utf-8")
+
+    def executed(self, name: str) -> str:
+        """Return the SQL that the last run executed for node ``name``, materialization included."""
+        return next((self.root / "target" / "run").rglob(f"{name}.sql")).read_text(encoding="utf-8")
+
+    def run(self, *arguments: str) -> dbtRunnerResult:
+        """Call dbt (``"build", "--select", "x"``); require success of every node.
+
+        Raises:
+            DbtFailed: the call or a node failed; the message holds every error.
+        """
+        result = self._invoke(arguments)
+        if not result.success:
+            raise DbtFailed(self._errors(result))
+        return result
+
+    def fails(self, *arguments: str) -> str:
+        """Call dbt, require that it fails, and return the text of all its errors."""
+        result = self._invoke(arguments)
+        if result.success:
+            raise AssertionError(f"dbt {' '.join(arguments)} passed, a failure was expected")
+        return self._errors(result)
+
+    def statuses(self) -> dict[str, str]:
+        """Return the status (success, pass, error, fail, warn, skipped) of each node of the last call."""
+        assert self._last is not None
+        return {r.node.name: str(r.status) for r in self._last.result}
+
+    def manifest(self) -> Any:
+        """Return the parsed manifest."""
+        if self._manifest is None:
+            with self._environment(), contextlib.redirect_stdout(io.StringIO()):
+                parsed = dbtRunner().invoke(["parse", *self._flags()])
+            if not parsed.success:
+                raise DbtFailed(str(parsed.exception))
+            self._manifest = parsed.result
+        return self._manifest
+
+    def _invoke(self, arguments: tuple[str, ...]) -> dbtRunnerResult:
+        manifest = self.manifest()
+        with self._environment(), settings_kept(self.spark), contextlib.redirect_stdout(io.StringIO()):
+            self._last = dbtRunner(manifest=manifest).invoke([*arguments, *self._flags()])
+        return self._last
+
+    def _flags(self) -> list[str]:
+        return [
+            "--project-dir", str(self.root), "--profiles-dir", str(self.root),
+            "--log-path", str(self.root / "logs"), "--target-path", str(self.root / "target"),
+        ]  # fmt: skip
+
+    @contextlib.contextmanager
+    def _environment(self) -> Iterator[None]:
+        before = dict(os.environ)
+        os.environ |= {"LAKEHOUSE_ROOT": str(self.location), "DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}
+        here = Path.cwd()
+        try:
+            yield
+        finally:
+            os.chdir(here)
+            os.environ.clear()
+            os.environ.update(before)
+
+    @staticmethod
+    def _errors(result: dbtRunnerResult) -> str:
+        lines = [str(result.exception)] if result.exception else []
+        for node in getattr(result.result, "results", None) or []:
+            if str(node.status) in {"error", "fail", "runtime error"}:
+                lines.append(f"{node.node.name}: {node.status}: {node.message}")
+        return "\n".join(lines)

@@ -1,0 +1,36 @@
+"""Render a macro of the package through dbt's own context, without running a node: milliseconds a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dbt.adapters.factory import get_adapter_by_type
+from dbt.context.providers import generate_runtime_macro_context
+from pyspark.sql import SparkSession
+
+from tests.support.dbt_project import PACKAGE, DbtProject
+from tests.support.session import settings_kept
+
+
+class MacroRenderer:
+    """Renders macros of a project that holds nothing but the package."""
+
+    def __init__(self, root: Path, spark: SparkSession) -> None:
+        self._spark = spark
+        self._project = DbtProject(root, spark, {"models/one.sql": "select 1 as one"})
+        # One real call registers the adapter in this process.
+        self._project.run("compile", "--select", "one")
+
+    def __call__(self, macro: str, *, package: str = PACKAGE, **arguments: Any) -> Any:
+        """Return what ``macro`` returns for ``arguments``: its SQL, or any value it hands back.
+
+        Raises:
+            dbt_common.exceptions.DbtRuntimeError: the macro refused its arguments.
+        """
+        adapter = get_adapter_by_type("spark")
+        adapter.set_macro_context_generator(generate_runtime_macro_context)
+        adapter.set_macro_resolver(self._project.manifest())
+        with adapter.connection_named("render"), settings_kept(self._spark):
+            result = adapter.execute_macro(macro, project=package, kwargs=arguments)
+        return str(result).strip() if isinstance(result, str) else result

@@ -1,0 +1,56 @@
+"""Multiset comparison of rows with a difference a person can read."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+
+
+def assert_rows(
+    actual: DataFrame | Iterable[Any],
+    expected: DataFrame | Iterable[Any],
+    columns: Sequence[str] | None = None,
+) -> None:
+    """Assert that both sides hold the same rows, each as often, in any order.
+
+    ``expected`` holds tuples in the order of the actual columns (or of ``columns``, which also selects), or
+    dictionaries by column name. A duplicated row is a difference: sets would hide it.
+    """
+    if isinstance(actual, DataFrame):
+        names = list(columns or actual.columns)
+        actual = actual.select(*names)
+    else:
+        names = list(columns or [])
+    got, want = Counter(_frozen(actual, names)), Counter(_frozen(expected, names))
+    missing, unexpected = want - got, got - want
+    if missing or unexpected:
+        lines = [f"rows differ (columns: {', '.join(names)})"]
+        lines += [f"  missing    {count} x {row}" for row, count in sorted(missing.items(), key=repr)[:20]]
+        lines += [f"  unexpected {count} x {row}" for row, count in sorted(unexpected.items(), key=repr)[:20]]
+        raise AssertionError("\n".join(lines))
+
+
+def _frozen(rows: DataFrame | Iterable[Any], names: Sequence[str]) -> list[Any]:
+    if isinstance(rows, DataFrame):
+        rows = rows.select(*names).collect()
+    return [_freeze(row, names) for row in rows]
+
+
+def _freeze(value: Any, names: Sequence[str] = ()) -> Any:
+    if isinstance(value, Row):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, dict):
+        if names:
+            return tuple(_freeze(value.get(name)) for name in names)
+        return tuple(sorted((k, _freeze(v)) for k, v in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC).replace(tzinfo=None)
+    return value
