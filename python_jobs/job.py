@@ -68,10 +68,20 @@ def parse_parameters(
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with the parameters below.")
     parser.add_argument("--report", type=str | None, help="Also write the JSON report to this file.")
     parser.add_class_arguments(parameters_class, as_group=False)
+    _name_keyword_options(parser)
     namespace = parser.parse_args(argv)
     report_path = namespace.pop("report")
     namespace.pop("config")
     return _construct(parser, parameters_class, namespace), report_path
+
+
+def _name_keyword_options(parser: ArgumentParser) -> None:
+    """Show a field such as ``from_``, whose plain name is a Python keyword, as ``--from``."""
+    for action in parser._actions:
+        if action.dest.endswith("_"):
+            plain = action.dest.removesuffix("_")
+            action.option_strings[:], action.metavar = [f"--{plain}"], plain.upper()
+            parser._option_string_actions[f"--{plain}"] = parser._option_string_actions.pop(f"--{action.dest}")
 
 
 def _construct(

@@ -63,3 +63,21 @@ def commit_metrics(spark: SparkSession, table: str) -> dict[str, int]:
     """Return the numeric metrics of the last commit (numOutputRows, numTargetFilesAdded…): no second scan."""
     metrics = latest_commit(spark, table)["operationMetrics"]
     return {name: int(value) for name, value in metrics.items() if str(value).lstrip("-").isdigit()}
+
+
+def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | None:
+    """Return the last ``txnVersion`` that ``app_id`` committed to the table, or None.
+
+    The number is part of the table's state (log and checkpoint), so that it is as durable as the data written
+    with it. A write with a ``txnVersion`` not above it is skipped by Delta, silently; of two concurrent writes
+    with one ``txnAppId`` the later commit fails.
+    """
+    log = delta_table(spark, table)._jdt.deltaLog()
+    defaults = [getattr(log, f"update$default${position}")() for position in (1, 2, 3)]
+    version = log.update(*defaults).transactions().get(app_id)
+    return int(version.get()) if version.isDefined() else None
+
+
+def table_location(spark: SparkSession, table: str) -> str:
+    """Return the path of an existing table, given by path or by catalog name."""
+    return str(delta_table(spark, table)._jdt.deltaLog().dataPath().toString())
