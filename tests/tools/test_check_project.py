@@ -1,0 +1,172 @@
+"""Each rule of the architecture finds the fixture that breaks it, and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.check_project import (
+    Relation,
+    foreign_files,
+    macros_without_dispatch,
+    misnamed_relations,
+    unsafe_conversions,
+)
+
+VISITS = Relation(
+    "silver_visits", "model", "silver_visits", "silver", stored=True, location_root="/lake/silver"
+)
+
+
+@pytest.mark.parametrize(
+    "relation",
+    [
+        VISITS,
+        replace(VISITS, stored=False, location_root=None),
+        Relation("snapshot_users", "snapshot", "snapshot_users", "snapshots", True, "s3://lake/snapshots/"),
+        Relation("bronze_visits", "source", "bronze_visits", "silver", False, None),
+    ],
+)
+def test_relations_that_carry_their_layer_pass(relation: Relation) -> None:
+    assert list(misnamed_relations([relation])) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ({"identifier": "visits"}, "identifier 'visits' starts with none of bronze_, silver_, gold_"),
+        ({"identifier": "gold_visits"}, "identifier 'gold_visits' says 'gold', its folder 'silver'"),
+        ({"location_root": "/lake/gold"}, "location_root '/lake/gold' doesn't end with '/silver'"),
+        ({"location_root": None}, "location_root 'None' doesn't end with '/silver'"),
+        (
+            {"kind": "source", "stored": False, "identifier": "raw"},
+            "identifier 'raw' starts with none of bronze_",
+        ),
+    ],
+)
+def test_each_misnamed_relation_is_found(change: dict[str, str], finding: str) -> None:
+    (found,) = misnamed_relations([replace(VISITS, **change)])
+    assert finding in found
+
+
+def test_two_relations_with_one_identifier_are_found_in_any_case() -> None:
+    other = Relation("visits_again", "source", "Silver_Visits".lower(), "silver", False, None)
+    assert list(misnamed_relations([VISITS, other])) == [
+        "source 'visits_again': identifier 'silver_visits' is taken by model 'silver_visits'"
+    ]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "cast(payload as int)",
+        "cast(coalesce(a, b) as timestamp)",
+        "CAST (a as\n date)",
+        "payload::int",
+        "to_timestamp(event_time)",
+        "date(event_time)",
+        "element_at(items, 1)",
+        "items[0]",
+        "{% set sql = 'cast(a as int)' %}",
+    ],
+)
+def test_each_conversion_that_depends_on_the_ansi_mode_is_found(tmp_path: Path, sql: str) -> None:
+    file = tmp_path / "m.sql"
+    file.write_text(f"select\n    {sql}\n")
+    (found,) = unsafe_conversions([file])
+    assert found.startswith(f"{file}:2: ")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "try_cast(payload as int)",
+        "cast(concat(a, (b)) as string)",
+        "cast(null as int)",
+        "cast('2026-01-01' as date)",
+        "try_to_timestamp(event_time)",
+        "try_element_at(items, 1), get(items, 0)",
+        "decimal(18, 2)",
+        "current_date(), to_json(a), snapshot_date(b)",
+        "{{ columns[0] }}, {% set x = names['a'] %}",
+        "{# cast(a as int) #} -- cast(a as int)",
+        "cast(n as int) -- ansi-safe: a count",
+        "array_column_of_strings",
+    ],
+)
+def test_conversions_that_cannot_raise_pass(tmp_path: Path, sql: str) -> None:
+    file = tmp_path / "m.sql"
+    file.write_text(f"select\n    {sql}\n")
+    assert list(unsafe_conversions([file])) == []
+
+
+DISPATCHING = """
+{% macro latest(relation) %}
+    {{ return(adapter.dispatch('latest', 'lakehouse_patterns')(relation)) }}
+{% endmacro %}
+{% macro default__latest(relation) %} select 1 {% endmacro %}
+{% macro _private() %}{% endmacro %}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "finding"),
+    [
+        ("latest(relation)", "latest(relation)", None),
+        (
+            "adapter.dispatch('latest', 'lakehouse_patterns')",
+            "x.default__latest",
+            "no adapter.dispatch('latest'",
+        ),
+        ("macro default__latest", "macro default__latest_", "has no default__latest"),
+        ("default__latest(relation)", "default__latest(relation, ties)", "take different arguments"),
+    ],
+)
+def test_a_macro_that_does_not_dispatch_is_found(
+    tmp_path: Path, text: str, instead: str, finding: str | None
+) -> None:
+    (tmp_path / "m.sql").write_text(DISPATCHING.replace(text, instead))
+    found = list(macros_without_dispatch(tmp_path))
+    assert (found == []) if finding is None else (finding in found[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/ho" + "me/ann/lake",
+        "cd /wo" + "rk/main",
+        "--index" + "-url x",
+        "https://pypi" + ".example.org/simple",
+        "https://repo.example/x https://maven" + ".example/x",
+    ],
+)
+def test_text_of_one_machine_is_found(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "README.md"
+    file.write_text(f"one\n{text}\n")
+    (found,) = foreign_files([file], own_paths=[])
+    assert found.startswith(f"{file}:2: ")
+
+
+def test_the_checkout_itself_is_found_and_its_neighbour_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "a.md"
+    file.write_text("/srv/lake/x and /srv/lakes/x")
+    assert len(list(foreign_files([file], own_paths=["/srv/lake"]))) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["$HOME/lake and {root}/work/x", "see https://docs.getdbt.com/reference", "lakehouse/home/x"]
+)
+def test_other_text_passes(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "README.md"
+    file.write_text(text)
+    assert list(foreign_files([file], own_paths=[])) == []
+
+
+def test_jars_and_large_files_are_found(tmp_path: Path) -> None:
+    jar, large = tmp_path / "x.jar", tmp_path / "rows.csv"
+    jar.touch()
+    large.write_bytes(b"x" * 1_000_001)
+    assert list(foreign_files([jar, large], own_paths=[])) == [
+        f"{jar}: a .jar file is fetched or generated, not committed",
+        f"{large}: 1,000,001 bytes, above 1 MB",
+    ]

@@ -1,0 +1,1 @@
+"""Checks and generators that `make` calls; nothing here is needed to run a pattern."""

@@ -1,0 +1,135 @@
+"""Every public macro, argument, model, column, job parameter, function and class says what it is.
+
+Names in YAML must match the code in order and spelling, so that a renamed argument can't keep its old text.
+A generic test is documented under dbt's name for it (`test_<name>`), a materialization likewise
+(`materialization_<name>_<adapter>`).
+
+    python -m tools.check_documented
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.jinja_files import Block, blocks
+
+ROOT = Path(__file__).resolve().parent.parent
+GIVEN_BY_DBT = ("model", "column_name")  # arguments of every generic test: dbt fills them in
+
+
+def main() -> int:
+    """Print each finding on a line; return how the process should exit."""
+    found = [
+        *undocumented_macros(ROOT / "macros"),
+        *undocumented_models(ROOT),
+        *(line for folder in ("python_jobs", "services") for line in undocumented_python(ROOT / folder)),
+    ]
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+def undocumented_macros(macros: Path) -> Iterator[str]:
+    """Yield a line for each public macro, test, materialization, argument that no YAML describes."""
+    documented = {entry["name"]: entry for entry in _entries(macros, "macros")}
+    declared = {block.name: block for block in blocks(macros)}
+    for block in declared.values():
+        if block.public:
+            yield from _undocumented_block(block, documented.get(block.name))
+    for name in documented.keys() - declared.keys():
+        yield f"{macros}: the YAML describes the macro '{name}', which no file declares"
+
+
+def _undocumented_block(block: Block, entry: Mapping[str, Any] | None) -> Iterator[str]:
+    where = f"{block.path}:{block.line}"
+    if not _described(entry):
+        yield f"{where}: {block.kind} '{block.name}' has no description in a _<family>__macros.yml"
+    if entry is None:
+        return
+    described = [argument["name"] for argument in entry.get("arguments", [])]
+    expected = [name for name in block.arguments if block.kind != "test" or name not in GIVEN_BY_DBT]
+    if block.kind == "test":
+        described = [name for name in described if name not in GIVEN_BY_DBT]
+    if block.kind != "materialization" and described != expected:
+        yield f"{where}: '{block.name}' takes {expected}, its YAML describes {described}"
+    for argument in entry.get("arguments", []):
+        if not _described(argument):
+            yield f"{where}: argument '{argument['name']}' of '{block.name}' has no description"
+
+
+def undocumented_models(project: Path) -> Iterator[str]:
+    """Yield a line for each model, snapshot, source table or listed column without a description.
+
+    That the listed columns are all the table has is proved where tables exist, by the case study's tests.
+    """
+    described: dict[str, Mapping[str, Any]] = {}
+    for folder in ("models", "snapshots"):
+        for key in ("models", "snapshots"):
+            described |= {entry["name"]: entry for entry in _entries(project / folder, key)}
+        for source in _entries(project / folder, "sources"):
+            for table in source.get("tables", []):
+                yield from _undocumented_relation(f"source '{source['name']}.{table['name']}'", table)
+    for path in sorted([*(project / "models").rglob("*.sql"), *(project / "snapshots").rglob("*.sql")]):
+        yield from _undocumented_relation(f"{path}: '{path.stem}'", described.get(path.stem))
+
+
+def _undocumented_relation(what: str, entry: Mapping[str, Any] | None) -> Iterator[str]:
+    if not _described(entry):
+        yield f"{what} has no description"
+    columns = (entry or {}).get("columns", [])
+    if not columns:
+        yield f"{what} describes no column"
+    for column in columns:
+        if not _described(column):
+            yield f"{what}: column '{column['name']}' has no description"
+
+
+def undocumented_python(folder: Path) -> Iterator[str]:
+    """Yield a line for each public module, class, function or job parameter without a docstring."""
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if tree.body and not ast.get_docstring(tree):
+            yield f"{path}:1: the module has no docstring"
+        for node in _public(tree):
+            if not ast.get_docstring(node):
+                yield f"{path}:{node.lineno}: '{node.name}' has no docstring"
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Parameters"):
+                yield from _undocumented_fields(path, node)
+
+
+def _public(
+    parent: ast.Module | ast.ClassDef,
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in parent.body:
+        if isinstance(
+            node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node)
+
+
+def _undocumented_fields(path: Path, parameters: ast.ClassDef) -> Iterator[str]:
+    """The command line's help is the string under each field."""
+    for field, below in zip(parameters.body, [*parameters.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        text = below.value if isinstance(below, ast.Expr) else None
+        if not (isinstance(text, ast.Constant) and isinstance(text.value, str)):
+            yield f"{path}:{field.lineno}: parameter '{field.target.id}' has no docstring under it"
+
+
+def _entries(folder: Path, key: str) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.rglob("*.yml")):
+        yield from (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(key) or []
+
+
+def _described(entry: Mapping[str, Any] | None) -> bool:
+    return bool(entry and str(entry.get("description") or "").strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
