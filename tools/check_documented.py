@@ -15,21 +15,21 @@ from typing import Any
 
 import yaml
 
+from tools.findings import ROOT, report
 from tools.jinja_files import Block, blocks
 
-ROOT = Path(__file__).resolve().parent.parent
 GIVEN_BY_DBT = ("model", "column_name")  # arguments of every generic test: dbt fills them in
 
 
 def main() -> int:
-    """Print each finding on a line; return how the process should exit."""
-    found = [
-        *undocumented_macros(ROOT / "macros"),
-        *undocumented_models(ROOT),
-        *(line for folder in ("python_jobs", "services") for line in undocumented_python(ROOT / folder)),
-    ]
-    print(*found, sep="\n", end="\n" if found else "")
-    return 1 if found else 0
+    """Check the repository; return how the process should exit."""
+    return report(
+        [
+            *undocumented_macros(ROOT / "macros"),
+            *undocumented_models(ROOT),
+            *(line for folder in ("python_jobs", "services") for line in undocumented_python(ROOT / folder)),
+        ]
+    )
 
 
 def undocumented_macros(macros: Path) -> Iterator[str]:

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.findings import ROOT, report
 from tools.jinja_files import blocks, without_comments
 
-ROOT = Path(__file__).resolve().parent.parent
+SQL_FOLDERS = ("macros", "models", "snapshots")
 PREFIXES = {layer: f"{layer}_" for layer in ("bronze", "silver", "gold", "observability")}
 PREFIXES["snapshots"] = "snapshot_"
 MEGABYTE = 1_000_000
@@ -43,7 +44,7 @@ REGISTRY = r"https?://[^\s\"'/]*(?:pypi|artifactory|nexus|maven|registry)[\w.:-]
 FOREIGN_TEXT = {
     r"(?<![\w.$}\"'])/(?:home|Users)/[a-z]\w*": "a path of one machine",
     r"(?<![\w.$}])/(?:work|root)/\w+": "a path of one machine",
-    rf"--(?:extra-)?index-url|PIP_INDEX_URL|{REGISTRY}": "a registry address: each machine has its own",
+    rf"--(?:extra-)?index-url|PIP_INDEX_[U]RL|{REGISTRY}": "a registry address: each machine has its own",
 }
 
 
@@ -60,17 +61,16 @@ class Relation:
 
 
 def main() -> int:
-    """Print each finding on a line; return how the process should exit."""
-    found = [
-        *misnamed_relations(relations_of(parse(ROOT))),
-        *unsafe_conversions(
-            sorted(p for f in ("macros", "models", "snapshots") for p in (ROOT / f).rglob("*.sql"))
-        ),
-        *macros_without_dispatch(ROOT / "macros"),
-        *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
-    ]
-    print(*found, sep="\n", end="\n" if found else "")
-    return 1 if found else 0
+    """Check the repository; return how the process should exit."""
+    sql = sorted(path for folder in SQL_FOLDERS for path in (ROOT / folder).rglob("*.sql"))
+    return report(
+        [
+            *misnamed_relations(relations_of(parse(ROOT))),
+            *unsafe_conversions(sql),
+            *macros_without_dispatch(ROOT / "macros"),
+            *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
+        ]
+    )
 
 
 def parse(project: Path) -> Any:

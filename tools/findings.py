@@ -1,0 +1,14 @@
+"""How a check says what it found: a line each, relative to the repository, and an exit code."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def report(findings: Iterable[str]) -> int:
+    """Print each finding on a line; return 1 if there is any, else 0."""
+    found = list(findings)
+    for line in found:
+        print(line.replace(f"{ROOT}/", ""))
+    return 1 if found else 0
