@@ -1,0 +1,64 @@
+"""Who a streaming checkpoint belongs to.
+
+Spark keeps a query's progress in its checkpoint but not whose progress it is: another job started on the
+same folder skips data or dies with a long trace. The first run writes its contract beside Spark's own
+files, later runs compare.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from python_jobs.job import WrongUse
+
+FORMAT_VERSION = 1
+_FILE = "owner.json"
+
+
+def claim(spark: SparkSession, checkpoint: str, contract: Mapping[str, str]) -> str:
+    """Claim ``checkpoint`` for the query that ``contract`` describes; return its writer id.
+
+    The writer id lives as long as the checkpoint. Use it as Delta's ``txnAppId``: batch ids start again at
+    0 in a new checkpoint, and a fixed id would silently skip its batches.
+
+    Raises:
+        WrongUse: the checkpoint holds the progress of another query.
+    """
+    jvm: Any = spark._jvm
+    folder = jvm.org.apache.hadoop.fs.Path(checkpoint)
+    path = jvm.org.apache.hadoop.fs.Path(folder, _FILE)
+    file_system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    if file_system.exists(path):
+        stream = file_system.open(path)
+        try:
+            owner = json.loads(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+        different = [f"{name} {owner.get(name)}" for name in contract if owner.get(name) != contract[name]]
+        if different:
+            raise WrongUse(
+                f"the checkpoint '{checkpoint}' belongs to another query ({', '.join(different)}); "
+                "give this one a checkpoint of its own"
+            )
+        return str(owner["writer_id"])
+    if file_system.exists(jvm.org.apache.hadoop.fs.Path(folder, "metadata")):
+        raise WrongUse(
+            f"the checkpoint '{checkpoint}' belongs to a query of another job; "
+            "give this one a checkpoint of its own"
+        )
+    owner = {"format_version": FORMAT_VERSION, "writer_id": str(uuid.uuid4()), **contract}
+    # Written aside and renamed, so that a killed run leaves no half-written contract.
+    aside = jvm.org.apache.hadoop.fs.Path(folder, f".{_FILE}.{owner['writer_id']}")
+    stream = file_system.create(aside, True)
+    try:
+        stream.write(bytearray(json.dumps(owner), "utf-8"))
+    finally:
+        stream.close()
+    if not file_system.rename(aside, path):
+        raise WrongUse(f"the checkpoint '{checkpoint}' was claimed by another run at this moment; run again")
+    return str(owner["writer_id"])

@@ -1,0 +1,1 @@
+"""Error management: records that can't be processed, and rows that a filter rejects."""

@@ -1,0 +1,401 @@
+"""Dead-Letter: records that can't be processed are set aside with their error, and the stream goes on.
+
+Reads a Delta table as a stream, parses the JSON of its payload column (:mod:`.json_records`) and writes two
+tables:
+
+* ``--target``: typed fields, derived columns, payload, every source column, ``was_dead_lettered`` (false
+  here) and ``replay`` (NULL here; the replay job fills both);
+* ``--dead_letter``: the payload byte for byte, every source column, the error, the job and its version, the
+  time, the number of attempts and a status.
+
+Guarantee: for every batch, records read = valid + dead-lettered, as the commit of the target says
+(``accounting``). The two tables are two Delta commits, the dead letters first; each carries the batch's
+transaction id, so a batch that is retried, after an error or a kill between the two, adds to neither what
+it already holds. A failed dead-letter write fails the batch. The share of bad records is checked before
+anything of the batch is written.
+
+Cost: each batch is kept (memory, then disk) between the count and the two writes, so that every record is
+evaluated once; ``--max_files_per_trigger`` bounds its size. A new checkpoint means a new beginning:
+everything is read again.
+
+Submit (available data, then stop)::
+
+    spark-submit python_jobs/error_management/dead_letter.py \
+        --source lakehouse/bronze/bronze_visits --target lakehouse/silver/silver_visits_parsed \
+        --dead_letter lakehouse/silver/silver_visits_dead_letter \
+        --checkpoint lakehouse/checkpoints/visits_parsed \
+        --schema "visit_id string, event_time string, page string" \
+        --derive.event_time "try_to_timestamp(event_time)" --derive.event_date "to_date(event_time)" \
+        --partition_by '[event_date]'
+
+Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark import StorageLevel
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+from pyspark.sql.window import Window
+
+from python_jobs.checkpoints import claim
+from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.error_management.transient_errors import retried
+from python_jobs.intervals import parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, utc_now
+from python_jobs.tables import absolute, delta_table, is_path, latest_version, table_exists
+
+PENDING, REPLAYED, PARKED = "pending", "replayed", "parked"
+
+WAS_DEAD_LETTERED = "was_dead_lettered"
+REPLAY = "replay"
+REPLAY_TYPE = (
+    "struct<dead_letter_id: string, job_name: string, job_version: string, "
+    "replayed_at: timestamp, attempt: int>"
+)
+DEAD_LETTER_COLUMNS = (
+    "dead_letter_id",
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    "job_name",
+    "job_version",
+    "batch_id",
+    "processed_at",
+    "attempts",
+    "status",
+    "status_changed_at",
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parse the JSON payloads of a Delta table; what can't be processed goes to a dead-letter table."""
+
+    source: str
+    """Delta table (name or path) that only grows, such as a bronze table."""
+    target: str
+    """Delta table (name or path) for the processed records; created when absent."""
+    dead_letter: str
+    """Delta table (name or path) for the records that can't be processed; created when absent."""
+    schema: str
+    """Fields of the JSON object: a DDL string, or a .ddl, .yml or .json file."""
+    checkpoint: str
+    """Folder of the stream's progress: one for each source and target, kept as long as they are."""
+    payload_column: str = "payload"
+    """String column that holds the JSON line."""
+    derive: dict[str, str] = field(default_factory=dict)
+    """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
+    require: list[str] = field(default_factory=list)
+    """Fields or derived columns that must not be NULL; a record without them is dead-lettered."""
+    partition_by: list[str] = field(default_factory=list)
+    """Partition columns of the target."""
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+    max_bad_share: float | None = None
+    """Stop with exit code 3 when a larger share of the records is bad (0.1 = 10 %); by default never."""
+    min_records: int = 100
+    """Fewest records for that check; smaller batches are judged together with the ones before them."""
+    sink_attempts: int = 3
+    """Tries of a write that fails for a transient reason."""
+    job_name: str = "dead_letter"
+    """Name of the job in the dead letters."""
+    job_version: str = "1"
+    """Version of schema and expressions in the dead letters; raise it with each fix."""
+    now: str | None = None
+    """Processing time in the dead letters (ISO 8601); by default the clock's, for each batch."""
+
+    def __post_init__(self) -> None:
+        if len({self.source, self.target, self.dead_letter}) < 3:
+            raise WrongUse("source, target and dead_letter must be three tables")
+        if self.trigger is not None and not re.fullmatch(r"\d+ (second|minute|hour)s?", self.trigger):
+            raise WrongUse(f"trigger is '{self.trigger}'; use a text such as '10 seconds' or '1 minute'")
+        if self.max_bad_share is not None and not 0 <= self.max_bad_share <= 1:
+            raise WrongUse(f"max_bad_share is {self.max_bad_share}; it is a share between 0 and 1")
+        for name in ("max_files_per_trigger", "min_records", "sink_attempts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise WrongUse(f"{name} is {value}; it must be at least 1")
+        if self.now is not None:
+            parse_time(self.now)
+
+
+@dataclass(frozen=True)
+class BatchAccount:
+    """What became of one batch's records: read = valid + dead."""
+
+    batch_id: int
+    read: int
+    dead: int
+    error_classes: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the account as the target's commits carry it."""
+        return {
+            "batch_id": self.batch_id,
+            "read": self.read,
+            "valid": self.read - self.dead,
+            "dead": self.dead,
+            "error_classes": self.error_classes,
+        }
+
+
+def valid_records(parsed: DataFrame) -> DataFrame:
+    """Return the processable records of ``parse_records`` as rows of the target table."""
+    return (
+        parsed.where(F.col(ERROR_CLASS).isNull())
+        .drop(ERROR_CLASS, ERROR_MESSAGE)
+        .withColumn(WAS_DEAD_LETTERED, F.lit(False))
+        .withColumn(REPLAY, F.lit(None).cast(REPLAY_TYPE))
+    )
+
+
+def dead_letters(
+    parsed: DataFrame, record_columns: Sequence[str], batch_id: int, job_name: str, job_version: str, now: str
+) -> DataFrame:
+    """Return the other records of ``parse_records`` as rows of the dead-letter table.
+
+    ``dead_letter_id`` hashes the record and its batch; equal records of one batch are numbered.
+    """
+    record = [F.col(f"`{name}`") for name in record_columns]
+    content = F.sha2(F.to_json(F.struct(F.lit(batch_id).alias("batch_id"), *record)), 256)
+    ordinal = F.row_number().over(Window.partitionBy(content).orderBy(content))
+    return parsed.where(F.col(ERROR_CLASS).isNotNull()).select(
+        F.concat_ws("-", content, ordinal).alias("dead_letter_id"),
+        *record,
+        ERROR_CLASS,
+        ERROR_MESSAGE,
+        F.lit(job_name).alias("job_name"),
+        F.lit(job_version).alias("job_version"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(now).cast("timestamp").alias("processed_at"),
+        F.lit(1).alias("attempts"),
+        F.lit(PENDING).alias("status"),
+        F.lit(None).cast("timestamp").alias("status_changed_at"),
+    )
+
+
+def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | None:
+    """Return the share of bad records over the newest batches that make ``min_records``, None below that.
+
+    ``accounts`` are in the order of their batches.
+    """
+    read = dead = 0
+    for account in reversed(list(accounts)):
+        read += account.read
+        dead += account.dead
+        if read >= min_records:
+            return dead / read
+    return None
+
+
+def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+    """Append ``rows`` to a Delta table in one commit."""
+    writer = rows.write.format("delta").mode("append").options(**options)
+    if is_path(table):
+        writer.save(absolute(table))
+    else:
+        writer.saveAsTable(table)
+
+
+def create_table(
+    spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
+) -> None:
+    """Create an empty Delta table, or check that the one there can take these rows.
+
+    Raises:
+        WrongUse: the table has other columns or partitions.
+    """
+    if not table_exists(spark, table):
+        builder = DeltaTable.createIfNotExists(spark)
+        builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
+        builder.addColumns(schema).partitionedBy(*partition_by).execute()
+        return
+    existing = delta_table(spark, table)
+    has = {f"{column.name} {column.dataType.simpleString()}" for column in existing.toDF().schema}
+    wants = {f"{column.name} {column.dataType.simpleString()}" for column in schema}
+    if has != wants:
+        raise WrongUse(
+            f"the table '{table}' has another schema: it has {_listed(has - wants)} where this job writes "
+            f"{_listed(wants - has)}"
+        )
+    partitions = existing.detail().collect()[0]["partitionColumns"]
+    if partitions != list(partition_by):
+        raise WrongUse(
+            f"the table '{table}' is partitioned by {_listed(partitions)}, not by {_listed(partition_by)}"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def accounting(spark: SparkSession, target: str) -> list[dict[str, Any]]:
+    """Return the account of every batch that the target's history knows, oldest first."""
+    commits = delta_table(spark, target).history().orderBy("version").collect()
+    return [json.loads(commit["userMetadata"]) for commit in commits if commit["userMetadata"]]
+
+
+class BatchWriter:
+    """The ``foreachBatch`` function of the job: parse, count, judge, write dead letters, write valid rows.
+
+    Args:
+        parse: from source records to the rows of :func:`parse_records`.
+        writer_id: Delta ``txnAppId`` of this checkpoint.
+    """
+
+    def __init__(self, params: Parameters, parse: Callable[[DataFrame], DataFrame], writer_id: str) -> None:
+        self.params = params
+        self.parse = parse
+        self.writer_id = writer_id
+        # Only what the report and the bad-share check look back on: a continuous job runs for months.
+        self.accounts: deque[BatchAccount] = deque(maxlen=100)
+        self.read = self.dead = 0
+        self.failure: Exception | None = None
+
+    def __call__(self, records: DataFrame, batch_id: int) -> None:
+        """Process one batch; on failure keep the error, which Spark passes on as text only."""
+        parsed = self.parse(records).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            self._write(parsed, records.columns, batch_id)
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            parsed.unpersist()
+
+    def _write(self, parsed: DataFrame, record_columns: list[str], batch_id: int) -> None:
+        params = self.params
+        account = _count(parsed, batch_id)
+        self._refuse_bad_batch(account)
+        options = {
+            "txnAppId": self.writer_id,
+            "txnVersion": str(batch_id),
+            "userMetadata": json.dumps(account.as_dict()),
+        }
+        if account.dead:
+            now = params.now or utc_now().isoformat()
+            dead = dead_letters(parsed, record_columns, batch_id, params.job_name, params.job_version, now)
+            retried(lambda: append(dead, params.dead_letter, options), params.sink_attempts)
+        retried(lambda: append(valid_records(parsed), params.target, options), params.sink_attempts)
+        self.accounts.append(account)
+        self.read += account.read
+        self.dead += account.dead
+
+    def _refuse_bad_batch(self, account: BatchAccount) -> None:
+        params = self.params
+        share = bad_share([*self.accounts, account], params.min_records)
+        if params.max_bad_share is not None and share is not None and share > params.max_bad_share:
+            raise DataRefused(
+                f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}, which makes "
+                f"{share:.1%} of the latest records where {params.max_bad_share:.1%} are allowed; "
+                "nothing of it was published"
+            )
+
+
+def _count(parsed: DataFrame, batch_id: int) -> BatchAccount:
+    counts = {row[ERROR_CLASS]: row["count"] for row in parsed.groupBy(ERROR_CLASS).count().collect()}
+    errors = {name: count for name, count in sorted(counts.items(), key=str) if name is not None}
+    return BatchAccount(batch_id, sum(counts.values()), sum(errors.values()), errors)
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, BatchWriter]:
+    """Create or check the tables, claim the checkpoint and start the query.
+
+    Raises:
+        NotReady: the source doesn't exist.
+        WrongUse: a table has another schema, or the checkpoint belongs to another query.
+    """
+    if not table_exists(spark, params.source):
+        raise NotReady(f"there is no Delta table '{params.source}' to read from")
+    schema = load_schema(params.schema)
+
+    def parse(records: DataFrame) -> DataFrame:
+        return parse_records(records, schema, params.payload_column, params.derive, params.require)
+
+    empty = delta_table(spark, params.source).toDF().limit(0)
+    clash = [name for name in empty.columns if name in (*DEAD_LETTER_COLUMNS, WAS_DEAD_LETTERED, REPLAY)]
+    if clash:
+        raise WrongUse(f"the source has columns that this job writes itself: {_listed(clash)}")
+    parsed = parse(empty)
+    missing = [name for name in params.partition_by if name not in parsed.columns]
+    if missing:
+        raise WrongUse(f"partition_by names no column of the target: {_listed(missing)}")
+    dead = dead_letters(parsed, empty.columns, 0, params.job_name, params.job_version, "1970-01-01")
+    create_table(spark, params.dead_letter, _nullable(dead.schema))
+    create_table(spark, params.target, _nullable(valid_records(parsed).schema), params.partition_by)
+
+    contract = {"job": "dead_letter", "source": params.source, "target": params.target}
+    writer = BatchWriter(params, parse, claim(spark, params.checkpoint, contract))
+    reader = spark.readStream.format("delta")
+    if params.max_files_per_trigger is not None:
+        reader = reader.option("maxFilesPerTrigger", params.max_files_per_trigger)
+    stream = reader.load(absolute(params.source)) if is_path(params.source) else reader.table(params.source)
+    sink = stream.writeStream.foreachBatch(writer).option("checkpointLocation", params.checkpoint)
+    if params.trigger is None:
+        return sink.trigger(availableNow=True).start(), writer
+    return sink.trigger(processingTime=params.trigger).start(), writer
+
+
+def _nullable(schema: StructType) -> StructType:
+    """Return the schema with every column nullable: a literal isn't, but the table is."""
+    return StructType([column.__class__(column.name, column.dataType) for column in schema.fields])
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report the batches.
+
+    Raises:
+        DataRefused: too many bad records.
+        JobFailed: a write failed for good, or Spark ended the query for a reason a person can mend.
+    """
+    query, writer = start(spark, params)
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+    except StreamingQueryException as error:
+        if writer.failure is not None:
+            raise writer.failure from None
+        raise _in_one_sentence(error, params) from error
+    return {
+        "read": writer.read,
+        "valid": writer.read - writer.dead,
+        "dead": writer.dead,
+        "bad_share": round(writer.dead / writer.read, 6) if writer.read else 0.0,
+        "batches": [account.as_dict() for account in writer.accounts],
+        "target": {"table": params.target, "version": latest_version(spark, params.target)},
+        "dead_letter": {"table": params.dead_letter, "version": latest_version(spark, params.dead_letter)},
+    }
+
+
+# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
+_SOURCE_FAILURES = {
+    "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
+    "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
+    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": "has rewritten rows; a stream needs a source that only appends",
+    "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
+}
+
+
+def _in_one_sentence(error: StreamingQueryException, params: Parameters) -> Exception:
+    for sign, sentence in _SOURCE_FAILURES.items():
+        if sign in str(error):
+            return JobFailed(f"the source '{params.source}' {sentence}")
+    return error
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
