@@ -1,8 +1,8 @@
 """Applies committed mutations one by one and requires the test that each names to turn red.
 
 A mutation (`tests/mutations/<family>.yml`) is `{id, file, find, replace, test}`: the text `find`, which
-occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself. Before
-that the named tests run on an unchanged copy and must be green: a test that is always red proves nothing.
+occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself.
+Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing.
 
     python -m tests.mutations.runner                             all
     python -m tests.mutations.runner --sample 3 [--seed DATE]    a few, other ones each day

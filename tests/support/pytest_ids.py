@@ -8,7 +8,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def names_a_test(test_id: str, repository: Path = REPOSITORY) -> bool:
-    """Return whether pytest would run `tests/…/test_x.py::test_name` (`::TestClass::test_name`, `[…]` too)."""
+    """Return whether pytest would run `tests/…/test_x.py::test_name` (or `::TestClass::test_name`, `[…]`)."""
     file, *names = test_id.split("[")[0].split("::")
     return bool(names) and tuple(names) in collected_names(repository / file)
 

@@ -1,0 +1,129 @@
+"""The catalog is complete: what it names exists, and every specified behaviour has a test or a reason."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.runner import committed_mutations
+from tests.support.pytest_ids import REPOSITORY, names_a_test
+from tests.support.snippets import claimed
+from tools.catalog import FAMILIES, Behaviour, Pattern, patterns
+
+SPECIFICATIONS = REPOSITORY.parent / "shared" / "patterns"  # only where the project itself is developed
+PAGE_PARTS = ("Problem", "When to use", "Use it on your own tables", "Guarantees", "Costs", "See also")
+PATTERNS = patterns()
+BEHAVIOURS = [(p, b) for p in PATTERNS for b in p.behaviours]
+
+each_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.id)
+
+
+def test_the_foundation_is_in_the_catalog() -> None:
+    assert {p.id for p in PATTERNS} >= {
+        "incremental_loader",
+        "dead_letter",
+        "filter_interceptor",
+        "wrapper",
+        "merger",
+        "scd_type2",
+        "audit_write_audit_publish",
+    }
+
+
+def test_every_catalog_file_is_a_family() -> None:
+    assert {p.stem for p in (REPOSITORY / "catalog").glob("*.yml")} <= set(FAMILIES)
+
+
+def test_ids_are_unique() -> None:
+    counts = Counter([p.id for p in PATTERNS] + [f"{p.id}/{b.id}" for p, b in BEHAVIOURS])
+    assert [id for id, count in counts.items() if count > 1] == []
+
+
+@each_pattern
+def test_files_and_forms_exist(pattern: Pattern) -> None:
+    paths = [*pattern.files, *(path for form in pattern.forms for path in form.values())]
+    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
+    assert pattern.forms
+
+
+@each_pattern
+def test_the_page_has_the_section_with_all_its_parts(pattern: Pattern) -> None:
+    page, anchor = pattern.page.split("#")
+    sections = sections_of((REPOSITORY / page).read_text(encoding="utf-8"))
+    assert anchor in sections
+    assert [
+        part for part in PAGE_PARTS if not re.search(rf"(^###\s|\*\*){part}", sections[anchor], re.M)
+    ] == []
+
+
+@each_pattern
+def test_every_bullet_of_the_specification_has_a_behaviour(pattern: Pattern) -> None:
+    assert {b.bullet for b in pattern.behaviours} == set(range(1, pattern.bullets + 1))
+
+
+@each_pattern
+@pytest.mark.skipif(not SPECIFICATIONS.is_dir(), reason="the specifications are not part of the repository")
+def test_the_number_of_bullets_is_the_specification_s(pattern: Pattern) -> None:
+    file, section = pattern.spec.split("#")
+    assert pattern.bullets == count_bullets((SPECIFICATIONS / file).read_text(encoding="utf-8"), section)
+
+
+@pytest.mark.parametrize(("pattern", "behaviour"), BEHAVIOURS, ids=lambda x: x.id)
+def test_a_behaviour_has_a_test_that_exists_or_a_reason(pattern: Pattern, behaviour: Behaviour) -> None:
+    assert behaviour.sentence.strip()
+    if behaviour.test is None:
+        assert (behaviour.reason or "").strip()
+    else:
+        assert names_a_test(behaviour.test)
+
+
+@each_pattern
+def test_at_least_two_mutations_threaten_the_pattern(pattern: Pattern) -> None:
+    assert sum(mutation.file in pattern.files for mutation in committed_mutations()) >= 2
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "README.md"], ids=lambda p: p.stem
+)
+def test_each_documented_snippet_is_run_by_a_test(page: Path) -> None:
+    assert [test for test in claimed(page) if not names_a_test(test)] == []
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """Return the text below each `##` heading of a page by the heading's anchor."""
+    _, *parts = re.split(r"^## +", page, flags=re.MULTILINE)
+    return {anchor_of(part.splitlines()[0]): part for part in parts}
+
+
+def test_bullets_are_counted_in_their_section_only() -> None:
+    text = """# File
+## One  (Chapter 1)
+**Testable behaviours.**
+- a
+## Two words  (Chapter 1)
+**Mechanics.**
+- no
+**Testable behaviours.**
+- a
+  - of a
+- b
+
+**Natural home.** x
+- no
+"""
+    assert count_bullets(text, "two-words") == 2
+
+
+def anchor_of(heading: str) -> str:
+    """Return the anchor that GitHub and MkDocs give to a heading of plain words."""
+    return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.strip().lower()))
+
+
+def count_bullets(specification: str, section: str) -> int:
+    """Return how many bullets stand under "Testable behaviours" in a section of a specification file."""
+    (text,) = [
+        s for a, s in sections_of(specification).items() if a == section or a.startswith(f"{section}-")
+    ]
+    _, behaviours = text.split("**Testable behaviours.**")
+    return len(re.findall(r"^- ", behaviours.split("\n**")[0], flags=re.MULTILINE))

@@ -1,0 +1,48 @@
+"""The README's table says what the catalog says."""
+
+import pytest
+
+from tools.catalog import pattern_of
+from tools.pattern_table import BEGIN, END, table, with_table
+
+MERGER = pattern_of(
+    "idempotency",
+    {
+        "id": "merger",
+        "name": "Merger",
+        "names": {"book": "Merger", "guide": None},
+        "spec": "04.md#merger",
+        "bullets": 2,
+        "forms": [{"macro": "macros/m.sql"}, {"job": "python_jobs/m.py"}],
+        "files": ["macros/m.sql"],
+        "page": "docs/idempotency.md#merger",
+        "behaviours": [
+            {"id": "a", "bullet": 1, "sentence": "Inserts.", "test": "tests/test_m.py::test_a"},
+            {"id": "b", "bullet": 2, "sentence": "Costs little.", "reason": "A matter of price lists."},
+        ],
+    },
+)
+
+
+def test_a_row_links_the_page_and_the_files_and_counts_what_is_proved() -> None:
+    assert table([MERGER]).splitlines()[2:] == [
+        "| [Merger](docs/idempotency.md#merger) | idempotency "
+        "| [macro](macros/m.sql), [job](python_jobs/m.py) | 1 of 2 |"
+    ]
+
+
+def test_only_the_text_between_the_markers_changes() -> None:
+    text = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
+    assert with_table(text, "new") == f"# Title\n{BEGIN}\nnew\n{END}\nrest\n"
+    assert with_table(with_table(text, "new"), "new") == with_table(text, "new")
+
+
+@pytest.mark.parametrize("text", ["no markers", f"{BEGIN} only", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_a_readme_without_its_markers_is_refused(text: str) -> None:
+    with pytest.raises(SystemExit, match=r"README\.md must hold one"):
+        with_table(text, "new")
+
+
+def test_a_field_the_catalog_does_not_know_is_refused() -> None:
+    with pytest.raises(TypeError, match="owner"):
+        pattern_of("idempotency", {"id": "x", "behaviours": [], "owner": "me"})
