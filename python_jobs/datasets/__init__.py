@@ -1,0 +1,1 @@
+"""Data sets to prove and measure the patterns on."""
