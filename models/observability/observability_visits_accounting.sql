@@ -1,0 +1,139 @@
+{{ config(
+    materialized='incremental',
+    incremental_strategy='merge',
+    unique_key=['accounted_date', 'status', 'reason'],
+    partition_by=['accounted_date'],
+    meta={'lakehouse_patterns': {'merger': {
+        'sequence': ['last_ingested_at'], 'prune_by': ['accounted_date'], 'on_null_key': 'fail'
+    }}}
+) }}
+
+-- One precedence for every line: unparsable, invalid, filtered, exact duplicate, superseded, kept. A line without an
+-- event time is accounted to the date of its landing folder. Every status and reason of a touched date is written,
+-- zeros included, so that a count that fell to nothing replaces the old one.
+{%- set reasons = [('unparsable', 'NOT_A_JSON_OBJECT')] -%}
+{%- for rule in var('visit_rules') %}{% do reasons.append(('invalid', rule.name)) %}{% endfor -%}
+{%- for filter in var('visit_filters') %}{% do reasons.append(('filtered', filter.name)) %}{% endfor -%}
+{%- do reasons.extend([('exact_duplicate', 'same_key_same_payload'), ('superseded', 'same_key_lower_version'),
+    ('kept', '')]) %}
+
+with touched_dates as (
+    select
+        accounted_date,
+        max(last_ingested_at) as last_ingested_at
+    from (
+        select
+            coalesce(event_date, landing_date) as accounted_date,
+            last_ingested_at
+        from {{ ref('silver_visits_touched') }}
+        union all
+        select
+            date as accounted_date,
+            ingested_at as last_ingested_at
+        from {{ source('bronze', 'bronze_visits_files') }}
+    )
+    {% if is_incremental() %}
+        where {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
+    {% endif %}
+    group by accounted_date
+),
+
+-- Two branches, so that the first reads only the partitions of the touched dates.
+flagged as (
+    select
+        flagged.event_date as accounted_date,
+        flagged.*
+    from {{ ref('silver_visits_flagged') }} as flagged
+    left semi join touched_dates on flagged.event_date = touched_dates.accounted_date
+    union all
+    select
+        flagged.date as accounted_date,
+        flagged.*
+    from {{ ref('silver_visits_flagged') }} as flagged
+    left semi join touched_dates on flagged.date = touched_dates.accounted_date
+    where flagged.event_date is null
+),
+
+keys as (
+    select
+        flagged.accounted_date,
+        flagged.visit_id,
+        flagged.event_time,
+        count(*) as lines,
+        count(distinct flagged.payload_hash) as versions
+    from flagged
+    where flagged.status_flag is null
+    group by flagged.accounted_date, flagged.visit_id, flagged.event_time
+),
+
+counts as (
+    select
+        accounted_date,
+        status,
+        reason,
+        lines
+    from keys
+    lateral view stack(
+        3,
+        'exact_duplicate', 'same_key_same_payload', keys.lines - versions,
+        'superseded', 'same_key_lower_version', versions - 1,
+        'kept', '', cast(1 as bigint)
+    ) as status, reason, lines
+
+    union all
+
+    select
+        flagged.accounted_date,
+        flagged.status,
+        flagged.status_flag as reason,
+        cast(1 as bigint) as lines
+    from flagged
+    where flagged.status_flag is not null
+
+    union all
+
+    select
+        dead.date as accounted_date,
+        'unparsable' as status,
+        dead.error_class as reason,
+        cast(1 as bigint) as lines
+    from {{ source('parsed', 'silver_visits_dead_letter') }} as dead
+    inner join (
+        select
+            file_path,
+            max(load_id) as load_id
+        from {{ source('bronze', 'bronze_visits_files') }}
+        group by file_path
+    ) as current_loads
+        on dead.file_path = current_loads.file_path
+        and dead.load_id = current_loads.load_id
+    left semi join touched_dates on dead.date = touched_dates.accounted_date
+),
+
+every_reason as (
+    select
+        touched_dates.accounted_date,
+        touched_dates.last_ingested_at,
+        reasons.status,
+        reasons.reason
+    from touched_dates
+    cross join (
+        values
+            {%- for status, reason in reasons %}
+            ('{{ status }}', '{{ reason }}'){{ ',' if not loop.last }}
+            {%- endfor %}
+    ) as reasons (status, reason)
+)
+
+select
+    every_reason.accounted_date,
+    every_reason.status,
+    every_reason.reason,
+    coalesce(sum(counts.lines), cast(0 as bigint)) as lines,
+    every_reason.last_ingested_at
+from every_reason
+left join counts
+    on every_reason.accounted_date = counts.accounted_date
+    and every_reason.status = counts.status
+    and every_reason.reason = counts.reason
+group by every_reason.accounted_date, every_reason.status, every_reason.reason, every_reason.last_ingested_at

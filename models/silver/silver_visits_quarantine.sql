@@ -1,0 +1,17 @@
+{{ config(materialized='incremental', incremental_strategy='append', partition_by=['landing_date']) }}
+
+-- Appended with each load and never rewritten: a line stays here with its reason although a later load of its file
+-- mended it. What counts today is in observability_visits_accounting.
+select
+    payload,
+    status,
+    status_flag as reason,
+    file_path,
+    load_id,
+    ingested_at,
+    date as landing_date
+from {{ ref('silver_visits_flagged') }}
+where status_flag is not null
+    {% if is_incremental() %}
+        and {{ lakehouse_patterns.incremental_window('ingested_at') }}
+    {% endif %}

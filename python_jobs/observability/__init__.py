@@ -1,0 +1,1 @@
+"""Jobs that say what the other jobs did."""

@@ -1,0 +1,84 @@
+"""What became of every visit line, and what was published: the end of the main job.
+
+Reads the accounting table and the logs of the published tables, never the visits themselves.
+
+    spark-submit python_jobs/observability/visits_report.py --lakehouse $LAKEHOUSE_ROOT
+
+Fails with exit code 3 when the six counts of the precedence do not add up to the lines read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.job import DataRefused, run_job
+from python_jobs.tables import delta_table, read_table, table_exists
+
+PRECEDENCE = ("unparsable", "invalid", "filtered", "exact_duplicate", "superseded", "kept")
+PUBLISHED = (
+    "silver/silver_visits",
+    "silver/silver_users",
+    "silver/silver_devices",
+    "gold/gold_page_views_by_hour",
+    "gold/gold_referral_statistics_by_day",
+    "gold/gold_visit_statistics",
+    "gold/gold_users_history",
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Print what became of every visit line and what was published."""
+
+    lakehouse: str
+    """Root of the lakehouse."""
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Return ``lines`` (one entry a status and reason, in the precedence's order), ``lines_read`` and ``tables``."""
+    root = parameters.lakehouse.rstrip("/")
+    lines = lines_by_reason(read_table(spark, f"{root}/observability/observability_visits_accounting"))
+    read = bronze_lines(spark, root)
+    accounted = sum(entry["lines"] for entry in lines)
+    if read != accounted:
+        raise DataRefused(f"{read} lines were read but {accounted} are accounted for")
+    tables = [describe(spark, f"{root}/{table}") for table in PUBLISHED if table_exists(spark, f"{root}/{table}")]
+    return {"lines_read": read, "lines": [{"status": "read", "reason": "", "lines": read}, *lines], "tables": tables}
+
+
+def lines_by_reason(accounting: DataFrame) -> list[dict[str, Any]]:
+    """Return the lines of each status and reason over all dates, ordered by the precedence."""
+    totals = accounting.groupBy("status", "reason").agg(F.sum("lines").alias("lines")).collect()
+    order = {status: position for position, status in enumerate(PRECEDENCE)}
+    return [
+        {"status": row.status, "reason": row.reason, "lines": row.lines}
+        for row in sorted(totals, key=lambda row: (order[row.status], row.reason))
+    ]
+
+
+def bronze_lines(spark: SparkSession, root: str) -> int:
+    """Return the number of lines in the current load of every file, counted in bronze."""
+    files = read_table(spark, f"{root}/bronze/bronze_visits_files")
+    current = files.groupBy("file_path").agg(F.max("load_id").alias("load_id"))
+    lines = read_table(spark, f"{root}/bronze/bronze_visits").select("file_path", "load_id")
+    return lines.join(F.broadcast(current), ["file_path", "load_id"]).count()
+
+
+def describe(spark: SparkSession, table: str) -> dict[str, Any]:
+    """Return name, rows, files and version of one table."""
+    log = delta_table(spark, table)
+    detail = log.detail().select("numFiles").collect()[0]
+    return {
+        "table": table.rsplit("/", 1)[-1],
+        "rows": log.toDF().count(),
+        "files": detail["numFiles"],
+        "version": log.history(1).collect()[0]["version"],
+    }
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
