@@ -1,0 +1,1 @@
+"""Getting data into the lakehouse: loads, replication, readiness and triggers."""

@@ -1,0 +1,597 @@
+"""Incremental Loader, files: append only what landed since the last run.
+
+Problem: a landing folder grows by files; each run must take the new ones only, every physical line unchanged, and
+a retry, a backfill or a second run at the same time must add nothing twice.
+
+Guarantee: a run is one commit on the bronze table, which only ever grows. A file is known by its path relative
+to the source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
+``load_id``, so that the highest ``load_id`` of a file is its present content. ``load_id`` is the ordinal of the
+landing partition (yyyymmddhh) * 1000 + the how-manieth load of that partition: it doesn't depend on the order in
+which hours are loaded. The commit carries a transaction number, for which two runs at once compete: the loser
+looks again at what is there and loads what is left.
+
+A second table, ``<target>_files``, is the ledger of the files, empty ones included. It is written after bronze in
+a commit of its own under the same number; a run that finds it behind completes it from bronze first.
+
+Cost: one listing of the window's folders, a look at the ledger, one pass over the new files.
+
+    spark-submit python_jobs/ingestion/incremental_loader.py \\
+        --source landing/visits --target lakehouse/bronze/bronze_visits --from 2024-03-01T10 --to 2024-03-01T11
+
+Source: Data Engineering Design Patterns, chapter 2, Incremental Loader.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from delta.exceptions import DeltaConcurrentModificationException
+from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from python_jobs.intervals import Interval, parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, utc_now
+from python_jobs.tables import (
+    absolute,
+    delta_table,
+    is_path,
+    latest_version,
+    read_table,
+    table_exists,
+    table_location,
+    transaction_version,
+)
+
+APP_ID = "lakehouse_patterns.incremental_loader"
+FORMAT_VERSION = 1
+LOADS_PER_PARTITION = 1000
+
+_COMMIT_ATTEMPTS = 5
+_GRAINS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
+_PARTITION_TYPES = {"date": "date", "hour": "int"}
+_BRONZE_TYPES = {
+    "payload": "string",
+    "file_path": "string",
+    "file_modified_at": "timestamp",
+    "file_size": "bigint",
+    "load_id": "bigint",
+    "ingested_at": "timestamp",
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Append the new and changed files of a landing folder to a bronze table, one row a line."""
+
+    source: str
+    """Landing folder; its files lie in date=YYYY-MM-DD/hour=HH, in date=YYYY-MM-DD, or in neither."""
+    target: str
+    """Bronze table, by path or catalog name; made if absent. The ledger is <target>_files."""
+    from_: str | None = None
+    """Start of the window of landing partitions, inclusive, e.g. 2024-03-01T10; without a window: everything."""
+    to: str | None = None
+    """End of the window, exclusive."""
+    execution_time: str | None = None
+    """In place of from and to: load the last partition that ended by this time (11:00 takes hour=10)."""
+    grain: Literal["hour", "day"] = "hour"
+    """What a landing partition of the window is: date=…/hour=… or date=…."""
+    require_next_partition: bool = False
+    """Load only when the partition after the window exists, which proves that the window is complete."""
+    mode: Literal["append", "replace_window"] = "append"
+    """replace_window rewrites the window's partitions instead: for tables that nobody reads as a stream."""
+    now: str | None = None
+    """The time of the load (ingested_at); default: the clock."""
+
+    def __post_init__(self) -> None:
+        source, target = (absolute(path).rstrip("/") + "/" for path in (self.source, self.target))
+        if is_path(self.target) and (target.startswith(source) or source.startswith(target)):
+            raise WrongUse(f"source {self.source} and target {self.target} must not lie in one another")
+        window = self.window
+        if window is None and self.mode == "replace_window":
+            raise WrongUse("mode replace_window needs a window: pass from and to, or execution_time")
+        if window is None and self.require_next_partition:
+            raise WrongUse("require_next_partition needs a window: pass from and to, or execution_time")
+
+    @property
+    def window(self) -> Interval | None:
+        """The landing partitions asked for, or None for all."""
+        if self.execution_time is not None:
+            if self.from_ is not None or self.to is not None:
+                raise WrongUse("pass either execution_time or from and to, not both")
+            end = self._floor(parse_time(self.execution_time))
+            return Interval(end - _GRAINS[self.grain], end)
+        if self.from_ is None and self.to is None:
+            return None
+        if self.from_ is None or self.to is None:
+            raise WrongUse("a window needs both from and to")
+        window = Interval.parse(self.from_, self.to)
+        for bound in (window.start, window.end):
+            if bound != self._floor(bound):
+                raise WrongUse(f"{bound:%FT%T} is inside a partition: a window takes each {self.grain} whole")
+        return window
+
+    @property
+    def ledger(self) -> str:
+        return self.target.rstrip("/") + "_files"
+
+    def _floor(self, moment: dt.datetime) -> dt.datetime:
+        hour = moment.replace(minute=0, second=0, microsecond=0)
+        return hour.replace(hour=0) if self.grain == "day" else hour
+
+
+@dataclass(frozen=True)
+class LandingFile:
+    """One file as the listing saw it. Content that changes later has another identity and is loaded again."""
+
+    file_path: str
+    """Relative to the source."""
+    path: str
+    """As Hadoop names it."""
+    url_path: str
+    """As Spark's ``_metadata.file_path`` spells it, without scheme and host."""
+    size: int
+    """Bytes."""
+    modified_at: int
+    """Milliseconds since 1970."""
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """Values of the date= and hour= folders it lies in."""
+        names = dict(part.split("=", 1) for part in self.file_path.split("/")[:-1] if "=" in part)
+        try:
+            partition: dict[str, Any] = {}
+            if "date" in names:
+                partition["date"] = dt.date.fromisoformat(names["date"])
+                if "hour" in names:
+                    partition["hour"] = dt.time(int(names["hour"])).hour
+        except ValueError:
+            raise DataRefused(f"{self.path} lies in a folder that is no date=YYYY-MM-DD/hour=HH") from None
+        return partition
+
+    @property
+    def ordinal(self) -> int:
+        """The partition as the number yyyymmddhh; 0 outside any."""
+        return _ordinal(self.partition.get("date"), self.partition.get("hour"))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the tables hold already."""
+
+    run: int = 0
+    """Number of the last commit by this job on the bronze table."""
+    ingested_at: int = 0
+    """Of that commit, microseconds since 1970."""
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Size and modification time at the highest load_id of each file of the window."""
+    load_ids: Mapping[int, int] = field(default_factory=dict)
+    """Highest load_id of each partition of the window."""
+
+
+# --- from DataFrames to DataFrames ---------------------------------------------------------------------------
+
+
+def bronze_rows(lines: DataFrame, files: DataFrame, partition_columns: Sequence[str]) -> DataFrame:
+    """Return the bronze rows: each line with what is known of its file.
+
+    ``lines`` has ``payload`` and ``url_path``, ``files`` is what :func:`files_frame` returns. A line whose file
+    isn't among them fails the query: it must not get lost.
+    """
+    joined = lines.join(F.broadcast(files), "url_path", "left")
+    unlisted = F.raise_error(F.concat(F.lit("line of an unlisted file: "), "url_path")).cast("bigint")
+    return joined.withColumn("load_id", F.coalesce("load_id", unlisted)).select(
+        *_BRONZE_TYPES, *partition_columns
+    )
+
+
+def ledger_rows(files: DataFrame) -> DataFrame:
+    """Return one ledger row a file from anything with the file columns and, perhaps, date and hour."""
+    partition = [
+        (F.col(name) if name in files.columns else F.lit(None)).cast(type_).alias(name)
+        for name, type_ in _PARTITION_TYPES.items()
+    ]
+    return files.select(
+        "file_path",
+        "load_id",
+        "file_size",
+        "file_modified_at",
+        *partition,
+        "ingested_at",
+        F.lit(FORMAT_VERSION).alias("format_version"),
+    )
+
+
+# --- the landing folder --------------------------------------------------------------------------------------
+
+
+class Landing:
+    """A folder of any Hadoop file system (local, HDFS, S3)."""
+
+    def __init__(self, spark: SparkSession, source: str) -> None:
+        assert spark._jvm is not None
+        self._path_class = spark._jvm.org.apache.hadoop.fs.Path
+        root = self._path_class(absolute(source))
+        self._file_system = root.getFileSystem(spark._jsc.hadoopConfiguration())
+        self.root = self._file_system.makeQualified(root)
+        if not self.has_folder(""):
+            raise WrongUse(f"there is no source folder {source}")
+
+    def has_folder(self, relative: str) -> bool:
+        path = self._path(relative)
+        return bool(self._file_system.exists(path) and self._file_system.getFileStatus(path).isDirectory())
+
+    def files(self, folders: Sequence[str]) -> list[LandingFile]:
+        """List the files under the folders, in order; hidden and temporary names are skipped, as Spark does."""
+        prefix = self.root.toString().rstrip("/") + "/"
+        return sorted(
+            (file for folder in folders for file in self._walk(self._path(folder), prefix)),
+            key=lambda file: file.file_path,
+        )
+
+    def _path(self, relative: str) -> Any:
+        return self._path_class(self.root, relative) if relative else self.root
+
+    def _walk(self, folder: Any, prefix: str) -> Iterator[LandingFile]:
+        for status in self._file_system.listStatus(folder):
+            path = status.getPath()
+            if path.getName().startswith((".", "_")) or path.getName().endswith("._COPYING_"):
+                continue
+            if status.isDirectory():
+                yield from self._walk(path, prefix)
+            else:
+                name = path.toString()
+                yield LandingFile(
+                    file_path=name.removeprefix(prefix),
+                    path=name,
+                    url_path=path.toUri().getRawPath(),
+                    size=status.getLen(),
+                    modified_at=status.getModificationTime(),
+                )
+
+
+def partition_folder(start: dt.datetime, grain: str) -> str:
+    """Return the folder of the landing partition that starts at ``start``."""
+    return f"date={start:%Y-%m-%d}" + (f"/hour={start:%H}" if grain == "hour" else "")
+
+
+def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
+    """Return the folders of the window, which must all be there; the root if there is no window.
+
+    Raises:
+        NotReady: a partition of the window, or the required next one, is absent.
+    """
+    window, grain = parameters.window, parameters.grain
+    if window is None:
+        return [""]
+    folders = [partition_folder(part.start, grain) for part in window.split(grain)]
+    for folder in folders:
+        if not landing.has_folder(folder):
+            raise NotReady(f"partition {folder} of {parameters.source} has not arrived; nothing was loaded")
+    following = partition_folder(window.end, grain)
+    if parameters.require_next_partition and not landing.has_folder(following):
+        raise NotReady(
+            f"{folders[-1]} of {parameters.source} may still grow: {following}, which closes it, has not arrived"
+        )
+    return folders
+
+
+def partition_columns_of(files: Sequence[LandingFile], grain: str) -> list[str]:
+    """Return the folder columns that all files share; those of the grain if there are none.
+
+    Raises:
+        DataRefused: some files lie in other kinds of folders than the rest.
+    """
+    layouts = {tuple(file.partition): file.path for file in files} or {
+        ("date", "hour") if grain == "hour" else ("date",): ""
+    }
+    if len(layouts) > 1:
+        ways = " and ".join(f"{path} by {list(columns)}" for columns, path in sorted(layouts.items()))
+        raise DataRefused(f"the source mixes layouts, {ways}: move the strays or prefix them with '_'")
+    return list(next(iter(layouts)))
+
+
+# --- the tables ----------------------------------------------------------------------------------------------
+
+
+def loaded(spark: SparkSession, parameters: Parameters) -> Loaded:
+    """Return what the tables hold of the window, from a complete ledger."""
+    if not table_exists(spark, parameters.target):
+        return Loaded()
+    # The number first: whoever commits after this line makes our own commit fail, so that what is read next
+    # can only be too new, never too old.
+    run = transaction_version(spark, parameters.target, APP_ID) or 0
+    _complete_ledger(spark, parameters, run)
+    ledger = read_table(spark, parameters.ledger)
+    newest = ledger.agg(F.unix_micros(F.max("ingested_at"))).collect()[0][0]
+    if parameters.window is not None:
+        first, end = (_ordinal(b.date(), b.hour) for b in (parameters.window.start, parameters.window.end))
+        ledger = ledger.where(F.col("load_id").between(first * LOADS_PER_PARTITION, end * LOADS_PER_PARTITION - 1))
+    identity = F.struct("file_size", F.unix_millis("file_modified_at").alias("modified_at"))
+    rows = ledger.groupBy("file_path").agg(
+        F.max_by(identity, "load_id").alias("identity"),
+        F.max("load_id").alias("load_id"),
+        F.any_value("date").alias("date"),
+        F.any_value("hour").alias("hour"),
+    )
+    files, load_ids = {}, dict[int, int]()
+    for row in rows.toLocalIterator():
+        files[row.file_path] = tuple(row.identity)
+        ordinal = _ordinal(row.date, row.hour)
+        load_ids[ordinal] = max(row.load_id, load_ids.get(ordinal, 0))
+    return Loaded(run, newest or 0, files, load_ids)
+
+
+def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> None:
+    """Append the ledger rows that a killed run left out; a lost ledger is rebuilt from the whole table."""
+    since = None
+    if table_exists(spark, parameters.ledger):
+        if (transaction_version(spark, parameters.ledger, APP_ID) or 0) >= run:
+            return
+        since = read_table(spark, parameters.ledger).agg(F.max("ingested_at")).collect()[0][0]
+    bronze = read_table(spark, parameters.target)
+    if since is not None:  # ingested_at rises with every run, so that file statistics leave the old files unread
+        bronze = bronze.where(F.col("ingested_at") > F.lit(since))
+    rows = ledger_rows(bronze.drop("payload").distinct())
+    _write(spark, rows, parameters.ledger, run)
+
+
+def files_frame(
+    spark: SparkSession, load_ids: Mapping[LandingFile, int], ingested_at: int
+) -> DataFrame:
+    """Return one row a file: ``url_path``, the bronze file columns, ``date`` and ``hour``."""
+    rows = [
+        (
+            file.url_path,
+            file.file_path,
+            file.modified_at,
+            file.size,
+            load_id,
+            file.partition.get("date"),
+            file.partition.get("hour"),
+        )
+        for file, load_id in load_ids.items()
+    ]
+    schema = (
+        "url_path string, file_path string, modified_at bigint, file_size bigint, load_id bigint, date date, hour int"
+    )
+    return (
+        spark.createDataFrame(rows, schema)
+        .withColumn("file_modified_at", F.timestamp_millis("modified_at"))
+        .withColumn("ingested_at", F.timestamp_micros(F.lit(ingested_at)))
+        .drop("modified_at")
+    )
+
+
+def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
+    r"""Return each physical line as ``payload`` with its file's ``url_path``.
+
+    Only ``\n`` ends a line: a ``\r`` before it is content. Names ending in .gz are unpacked; gzip under another
+    name stays as it is, in lines that no parser will take. A byte order mark at the start is dropped (by Hadoop).
+    """
+    if not files:
+        return spark.createDataFrame([], "payload string, url_path string")
+    literal_names = [re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path) for file in files]
+    return (
+        spark.read.option("lineSep", "\n")
+        .text(literal_names)
+        .select(
+            F.col("value").alias("payload"),
+            F.regexp_replace("_metadata.file_path", r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?", "").alias("url_path"),
+        )
+    )
+
+
+def _write(
+    spark: SparkSession,
+    rows: DataFrame,
+    table: str,
+    run: int,
+    *,
+    partition_columns: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+    replace_where: str | None = None,
+) -> Mapping[str, Any] | None:
+    """Commit ``rows`` as number ``run``; return the commit, or None if another run had taken the number."""
+    commit = json.dumps({"job": APP_ID, "run": run, "id": str(uuid.uuid4())})
+    writer = (
+        rows.write.format("delta")
+        .option("txnAppId", APP_ID)
+        .option("txnVersion", str(run))
+        .option("userMetadata", commit)
+    )
+    exists = table_exists(spark, table)
+    if not exists and is_path(table):
+        writer = writer.options(**properties or {})
+    elif not exists:  # saveAsTable would drop the transaction number and the user metadata of a first write
+        _create(spark, table, rows.schema, partition_columns, properties or {})
+    if exists and replace_where:
+        writer = writer.mode("overwrite").option("replaceWhere", replace_where)
+    else:
+        writer = writer.mode("append")
+    path = absolute(table) if is_path(table) else table_location(spark, table)
+    writer.partitionBy(*partition_columns).save(path)
+    history = delta_table(spark, table).history(_COMMIT_ATTEMPTS * 4).collect()
+    return next((entry.asDict(recursive=True) for entry in history if entry.userMetadata == commit), None)
+
+
+def _create(
+    spark: SparkSession,
+    table: str,
+    schema: StructType,
+    partition_columns: Sequence[str],
+    properties: Mapping[str, str],
+) -> None:
+    builder = DeltaTable.createIfNotExists(spark).tableName(table).addColumns(schema)
+    for name, value in properties.items():
+        builder = builder.property(name, value)
+    builder.partitionedBy(*partition_columns).execute()
+
+
+def check_target(spark: SparkSession, target: str, partition_columns: Sequence[str]) -> None:
+    """Raise WrongUse if the target exists and is no bronze table of this layout."""
+    if not table_exists(spark, target):
+        return
+    has = {name: type_ for name, type_ in read_table(spark, target).dtypes}
+    needs = _BRONZE_TYPES | {name: _PARTITION_TYPES[name] for name in partition_columns}
+    if has != needs:
+        raise WrongUse(
+            f"target {target} is a table of another schema: it has {_ddl(has)}; a load needs {_ddl(needs)}"
+        )
+
+
+# --- the run -------------------------------------------------------------------------------------------------
+
+
+def assign_load_ids(files: Sequence[LandingFile], before: Mapping[int, int]) -> dict[LandingFile, int]:
+    """Return the load_id of each file: one above the partition's highest.
+
+    Raises:
+        JobFailed: a partition has had 999 loads, and a further one would run into the next partition's numbers.
+    """
+    load_ids = {}
+    for file in files:
+        base = file.ordinal * LOADS_PER_PARTITION
+        load_ids[file] = before.get(file.ordinal, base) + 1
+        if file.ordinal and load_ids[file] >= base + LOADS_PER_PARTITION:
+            raise JobFailed(f"the partition of {file.path} has been loaded {LOADS_PER_PARTITION - 1} times")
+    return load_ids
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Load once; when another run commits first, look again and load what is left."""
+    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    for _ in range(_COMMIT_ATTEMPTS):
+        with _one_sentence(parameters):
+            try:
+                report = _load(spark, parameters, now)
+            except DeltaConcurrentModificationException:
+                continue
+        if report is not None:
+            return report
+    raise JobFailed(f"other runs kept committing to {parameters.target}; nothing was written, run again")
+
+
+def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any] | None:
+    """Return the report, or None if another run took our number."""
+    landing = Landing(spark, parameters.source)
+    files = landing.files(window_folders(landing, parameters))
+    columns = partition_columns_of(files, parameters.grain)
+    check_target(spark, parameters.target, columns)
+    before = loaded(spark, parameters)
+
+    new = [file for file in files if file.file_path not in before.files]
+    changed = [
+        file
+        for file in files
+        if file.file_path in before.files and before.files[file.file_path] != (file.size, file.modified_at)
+    ]
+    batch = new + changed
+    replacing = parameters.mode == "replace_window"
+    if replacing and (batch or before.files.keys() - {file.file_path for file in files}):
+        batch = files
+    report = {
+        "source": parameters.source,
+        "target": parameters.target,
+        "files_listed": len(files),
+        "files_new": len(new),
+        "files_changed": len(changed),
+        "files_skipped": len(files) - len(batch),
+        "lines_written": 0,
+        "rejected": 0,
+    }
+    exists = table_exists(spark, parameters.target)
+    if not batch and (exists or (not files and parameters.window is None)):
+        version = latest_version(spark, parameters.target) if exists else None
+        return report | {"table_version": version, "ledger_version": None}
+
+    # Rises with every run even if the clock doesn't, for readers that ask for what is newer than what they have.
+    ingested_at = max(int(now.timestamp() * 1_000_000), before.ingested_at + 1)
+    file_rows = files_frame(spark, assign_load_ids(batch, before.load_ids), ingested_at)
+    condition = _replace_condition(parameters, columns) if replacing else None
+    data_commit = _write(
+        spark,
+        bronze_rows(read_lines(spark, batch), file_rows, columns),
+        parameters.target,
+        before.run + 1,
+        partition_columns=columns,
+        properties={
+            "delta.appendOnly": str(not replacing).lower(),
+            # No statistics over payload: they cost, and can't hold bytes that are no text.
+            "delta.dataSkippingStatsColumns": "file_path,load_id,ingested_at",
+        },
+        replace_where=condition,
+    )
+    if data_commit is None:
+        return None
+    with suppress(DeltaConcurrentModificationException):  # a run after ours has completed the ledger already
+        _write(spark, ledger_rows(file_rows), parameters.ledger, before.run + 1, replace_where=condition)
+    return report | {
+        "lines_written": int(data_commit["operationMetrics"].get("numOutputRows", 0)),
+        "table_version": data_commit["version"],
+        "ledger_version": latest_version(spark, parameters.ledger),
+    }
+
+
+def _ordinal(date: dt.date | None, hour: int | None) -> int:
+    """Return a landing partition as the number yyyymmddhh, with hh = 00 for a day and 0 for none."""
+    return 0 if date is None else int(f"{date:%Y%m%d}{hour or 0:02d}")
+
+
+def _replace_condition(parameters: Parameters, columns: Sequence[str]) -> str:
+    """Return the SQL predicate of the window's partitions."""
+    window, grain = parameters.window, parameters.grain
+    assert window is not None
+    if not columns:
+        raise WrongUse(f"mode replace_window needs date= folders; {parameters.source} has none")
+    return " or ".join(
+        f"(date = date'{part.start:%F}'" + (f" and hour = {part.start.hour})" if grain == "hour" else ")")
+        for part in window.split(grain)
+    )
+
+
+def _ddl(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {type_}" for name, type_ in columns.items())
+
+
+def _root_cause(failure: Exception) -> str:
+    """Return the first line of the innermost Java exception."""
+    java = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    if java is None:
+        return str(failure).splitlines()[0]
+    while java.getCause() is not None:
+        java = java.getCause()
+    return str(java.toString()).splitlines()[0]
+
+
+@contextmanager
+def _one_sentence(parameters: Parameters) -> Iterator[None]:
+    """Say what a user can mend in one sentence; anything else keeps its trace."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        text, cause = str(failure), _root_cause(failure)
+        if unreadable := re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", text):
+            raise JobFailed(f"cannot read {unreadable[1]} ({cause}); nothing was written") from failure
+        if "Permission denied" in text or "AccessControl" in cause or "Mkdirs failed" in text:
+            raise JobFailed(f"permission denied, nothing was written ({cause})") from failure
+        if "DELTA_CANNOT_MODIFY_APPEND_ONLY" in text:
+            raise WrongUse(
+                f"target {parameters.target} only appends (delta.appendOnly), as streams that read it need; "
+                "mode replace_window is for tables that it made itself"
+            ) from failure
+        raise
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
