@@ -1,10 +1,8 @@
-"""The case study's main job, as a person would run it: every step is a command that this prints before running it.
+"""Run the case study's main job as a person would: every step is a command, printed before it runs.
 
     python -m services.demo [--input FOLDER] [--visits N] [--target local|cluster] [--master URL]
 
-Landing folder -> bronze (Incremental Loader) -> silver (Dead-Letter, then dbt) -> gold (dbt). A rerun changes
-nothing; a new or changed landing file is all that a later run reads. The steps keep no state here: each can be run
-by hand, in this order, and a run that died is repaired by the next one.
+A rerun changes nothing; a new or changed landing file is all that a later run reads.
 """
 
 from __future__ import annotations
@@ -17,59 +15,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import filelock
 from jsonargparse import auto_cli
 from tabulate import tabulate
 
+from services.main_job import FEEDS, REPORT, Step, generator_step, main_job
+
 ROOT = Path(__file__).resolve().parent.parent
-FEEDS = ("visits", "users", "user_changes", "devices")
-LOADER = "python_jobs/ingestion/incremental_loader.py"
-DEAD_LETTER = "python_jobs/error_management/dead_letter.py"
-REPORT = "python_jobs/observability/visits_report.py"
-GENERATOR = "python_jobs/datasets/blog_platform.py"
 
 
-class StepFailed(Exception):
-    """A step's command exited with another code than 0; its own message is already on standard error."""
+class DemoFailed(Exception):
+    """Why the demo stopped, in one sentence, and the exit code of the contract in python_jobs/job.py."""
 
-
-@dataclass
-class Run:
-    """One run of the main job: where it works, how it submits, and what its steps took and reported."""
-
-    lakehouse: Path
-    landing: Path
-    target: str
-    master: str | None
-    seconds: dict[str, float] = field(default_factory=dict)
-    reports: dict[str, dict[str, object]] = field(default_factory=dict)
-
-    def submit(self, step: str, job: str, **parameters: object) -> dict[str, object]:
-        """Run one job with spark-submit and return its report."""
-        command = ["spark-submit", *(["--master", self.master] if self.master else []), job]
-        for name, value in parameters.items():
-            command += [f"--{name}", str(value)]
-        output = self.run(step, command, capture=True)
-        report = json.loads(output.strip().splitlines()[-1])
-        self.reports[step] = report
-        return report  # type: ignore[no-any-return]
-
-    def run(self, step: str, command: list[str], *, capture: bool = False) -> str:
-        """Print and run one command; its time is kept under ``step``."""
-        print(f"\n$ {shlex.join(command)}", flush=True)
-        started = time.monotonic()
-        done = subprocess.run(
-            command, cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE if capture else None
-        )
-        self.seconds[step] = time.monotonic() - started
-        if capture:
-            print(done.stdout, end="", flush=True)
-        if done.returncode != 0:
-            raise StepFailed(f"step '{step}' exited {done.returncode}; the tables keep their last good version")
-        return done.stdout or ""
+    def __init__(self, sentence: str, exit_code: int = 1) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
 
 
 def main(
@@ -87,25 +50,35 @@ def main(
         master: Spark master of the jobs; without it, the default of spark-submit.
 
     Returns:
-        The exit code: that of the contract in python_jobs/job.py.
+        The exit code.
     """
-    if "LAKEHOUSE_ROOT" not in os.environ:
-        print("LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", file=sys.stderr)
-        return 2
-    lakehouse = Path(os.environ["LAKEHOUSE_ROOT"])
-    landing = Path(input).absolute() if input else ROOT / "landing"
-    if input and not landing.is_dir():
-        print(f"the input folder '{input}' doesn't exist", file=sys.stderr)
-        return 2
-    run = Run(lakehouse, landing, target, master)
     try:
-        with only_run(lakehouse):
+        if "LAKEHOUSE_ROOT" not in os.environ:
+            raise DemoFailed("LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2)
+        lakehouse = os.environ["LAKEHOUSE_ROOT"]
+        landing = Path(input).absolute() if input else ROOT / "landing"
+        if input:
+            feeds = present_feeds(landing)
+        with only_run(Path(lakehouse)):
             if not input:
-                generate(run, visits)
-            return main_job(run)
-    except (StepFailed, filelock.Timeout) as failure:
+                generate(landing, visits)
+                feeds = present_feeds(landing)
+            seconds, report = run_steps(main_job(lakehouse, landing, feeds, target=target, master=master))
+            summarise(seconds, report, [feed for feed in FEEDS if feed not in feeds])
+    except DemoFailed as failure:
         print(failure, file=sys.stderr)
-        return 1
+        return failure.exit_code
+    return 0
+
+
+def present_feeds(landing: Path) -> list[str]:
+    """Return the feeds that the landing folder holds."""
+    if not landing.is_dir():
+        raise DemoFailed(f"the input folder '{landing}' doesn't exist", 4)
+    feeds = [feed for feed in FEEDS if (landing / feed).is_dir()]
+    if not feeds:
+        raise DemoFailed(f"'{landing}' holds none of the folders {', '.join(FEEDS)}", 4)
+    return feeds
 
 
 @contextlib.contextmanager
@@ -116,73 +89,61 @@ def only_run(lakehouse: Path) -> Iterator[None]:
         lock = filelock.FileLock(lakehouse / ".main_job.lock", timeout=0)
         lock.acquire()
     except filelock.Timeout:
-        raise StepFailed(f"another main job is running on {lakehouse}; wait for it to end") from None
+        raise DemoFailed(f"another main job is running on {lakehouse}; wait for it to end") from None
     except OSError as failure:
-        raise StepFailed(f"the lakehouse at {lakehouse} can't be written: {failure.strerror}") from None
+        raise DemoFailed(f"the lakehouse at {lakehouse} can't be written: {failure.strerror}") from None
     try:
         yield
     finally:
         lock.release()
 
 
-def generate(run: Run, visits: int) -> None:
+def generate(landing: Path, visits: int) -> None:
     """Make the case study's data unless it is there; truth.json is written last, so it marks a complete set."""
-    truth = run.landing / "truth.json"
-    if truth.exists() and json.loads(truth.read_text(encoding="utf-8")).get("visits_requested", visits) == visits:
-        print(f"landing data is there: {run.landing}")
-        return
-    run.submit("generate", GENERATOR, output=run.landing, visits=visits, overwrite="true")
+    truth = landing / "truth.json"
+    if truth.exists() and json.loads(truth.read_text(encoding="utf-8"))["parameters"]["visits"] == visits:
+        print(f"landing data is there: {landing}", flush=True)
+    else:
+        run_steps([generator_step(landing, visits)])
 
 
-def main_job(run: Run) -> int:
-    """Landing to gold; returns the exit code and ends with the table of what happened."""
-    present = [feed for feed in FEEDS if (run.landing / feed).is_dir()]
-    absent = [feed for feed in FEEDS if feed not in present]
-    if not present:
-        print(f"{run.landing} holds none of the folders {', '.join(FEEDS)}", file=sys.stderr)
-        return 4
-    for feed in present:
-        run.submit(
-            f"load {feed}", LOADER, source=run.landing / feed, target=run.lakehouse / f"bronze/bronze_{feed}"
+def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Run the steps in order; return the seconds of each and what the report step said."""
+    seconds: dict[str, float] = {}
+    report: dict[str, Any] = {}
+    for step in steps:
+        print(f"\n$ {shlex.join(step.command)}", flush=True)
+        started = time.monotonic()
+        is_job = step.command[0] == "spark-submit"
+        done = subprocess.run(
+            step.command, cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE if is_job else None
         )
-    if "visits" in present:
-        run.submit(
-            "dead-letter visits",
-            DEAD_LETTER,
-            config="conf/jobs/dead_letter_visits.yml",
-            source=run.lakehouse / "bronze/bronze_visits",
-            target=run.lakehouse / "silver/silver_visits_parsed",
-            dead_letter=run.lakehouse / "silver/silver_visits_dead_letter",
-            checkpoint=run.lakehouse / "checkpoints/dead_letter_visits",
-        )
-    exclude = [f"source:bronze.bronze_{feed}+" for feed in absent]
-    if "visits" in absent:
-        exclude.append("source:parsed.*+")
-    run.run(
-        "dbt build",
-        ["dbt", "build", "--target", run.target, *(["--exclude", *exclude] if exclude else [])],
-    )
-    if "visits" in present:
-        run.submit("report", REPORT, lakehouse=run.lakehouse)
-    summarise(run, absent)
-    return 0
+        seconds[step.name] = time.monotonic() - started
+        if is_job and step.name != REPORT:
+            print(done.stdout, end="", flush=True)
+        if done.returncode != 0:
+            sentence = f"step '{step.name}' exited {done.returncode}; the tables keep their last good version"
+            raise DemoFailed(sentence, done.returncode)
+        if step.name == REPORT:
+            report = json.loads(done.stdout.splitlines()[-1])
+    return seconds, report
 
 
-def summarise(run: Run, absent: list[str]) -> None:
+def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[str]) -> None:
     """Print what was read, kept, rejected and published, what a step took, and where to look next."""
-    report = run.reports.get("report", {})
-    print("\nVisit lines\n" + tabulate(report.get("lines", []), headers="keys", tablefmt="simple"))
-    print("\nPublished\n" + tabulate(report.get("tables", []), headers="keys", tablefmt="simple"))
-    steps = [(step, f"{seconds:.1f} s") for step, seconds in run.seconds.items()]
-    print("\nSteps\n" + tabulate([*steps, ("total", f"{sum(run.seconds.values()):.1f} s")], tablefmt="simple"))
+    if report:
+        print("\n" + tabulate(report["lines"], headers="keys", tablefmt="simple"))
+        print("\n" + tabulate(report["tables"], headers="keys", tablefmt="simple"))
+    times = [*seconds.items(), ("total", sum(seconds.values()))]
+    print("\n" + tabulate(times, headers=["step", "seconds"], tablefmt="simple", floatfmt=".1f"))
     if absent:
-        print(f"\nSkipped, no such folder in the input: {', '.join(absent)}, and the tables made of them")
+        print(f"\nskipped, no such folder in the input: {', '.join(absent)}, and the tables made of them")
     print(
-        "\nLook next"
+        "\nwhere to look next"
         "\n  rejected lines   silver_visits_dead_letter, silver_visits_quarantine"
         "\n  their numbers    observability_visits_accounting"
         "\n  a query          dbt show --inline \"select * from {{ ref('gold_page_views_by_hour') }}\""
-        "\n  what it all is   dbt docs generate && dbt docs serve; docs/"
+        "\n  what it all is   dbt docs generate && dbt docs serve, and docs/"
     )
 
 

@@ -1,0 +1,24 @@
+{{ config(
+    materialized='scd2',
+    unique_key='id',
+    meta={'lakehouse_patterns': {'scd2': {
+        'changed_at': 'changed_at', 'sequence': 'sequence', 'is_deleted': 'is_deleted'
+    }}}
+) }}
+
+select
+    id,
+    login,
+    email,
+    registered_at,
+    first_connection_at,
+    last_connection_at,
+    plan,
+    changed_at,
+    sequence,
+    is_deleted
+from {{ ref('silver_user_changes') }}
+where is_valid
+    {% if lakehouse_patterns.is_incremental() %}
+        and {{ lakehouse_patterns.incremental_window('ingested_at', watermark_relation=ref('silver_users')) }}
+    {% endif %}

@@ -1,0 +1,54 @@
+{{ config(materialized='view') }}
+
+-- The newest full extract, one row a user; an extract without `updated_at` takes its folder's date.
+with current_loads as (
+    select
+        file_path,
+        max(load_id) as load_id
+    from {{ source('bronze', 'bronze_users_files') }}
+    group by file_path
+),
+
+fields as (
+    select
+        from_json(
+            lines.payload,
+            'id string, login string, email string, registered_datetime string, '
+            || 'first_connection_datetime string, last_connection_datetime string, plan string, updated_at string'
+        ) as extract,
+        lines.load_id,
+        -- The folder's date, or that of a file which lies in no dated folder.
+        coalesce(
+            try_to_timestamp(nullif(regexp_extract(lines.file_path, 'date=([0-9-]+)', 1), '')),
+            date_trunc('day', lines.file_modified_at)
+        ) as extracted_at
+    from {{ source('bronze', 'bronze_users') }} as lines
+    inner join current_loads
+        on lines.file_path = current_loads.file_path
+        and lines.load_id = current_loads.load_id
+),
+
+newest_first as (
+    select
+        *,
+        dense_rank() over (order by extracted_at desc) as extract_rank,
+        row_number() over (
+            partition by extract.id
+            order by extracted_at desc, load_id desc, extract.updated_at desc nulls last, to_json(extract) desc
+        ) as row_rank
+    from fields
+    where extract.id is not null
+)
+
+select
+    extract.id,
+    extract.login,
+    extract.email,
+    try_to_timestamp(extract.registered_datetime) as registered_at,
+    try_to_timestamp(extract.first_connection_datetime) as first_connection_at,
+    try_to_timestamp(extract.last_connection_datetime) as last_connection_at,
+    extract.plan,
+    coalesce(try_to_timestamp(extract.updated_at), extracted_at) as updated_at
+from newest_first
+where extract_rank = 1
+    and row_rank = 1
