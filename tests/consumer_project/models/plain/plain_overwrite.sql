@@ -1,0 +1,3 @@
+{{ config(materialized='incremental', incremental_strategy='insert_overwrite', partition_by=['day']) }}
+
+select * from {{ ref('orders') }}
