@@ -80,8 +80,10 @@ def _name_keyword_options(parser: ArgumentParser) -> None:
     for action in parser._actions:
         if action.dest.endswith("_"):
             plain = action.dest.removesuffix("_")
-            action.option_strings[:], action.metavar = [f"--{plain}"], plain.upper()
-            parser._option_string_actions[f"--{plain}"] = parser._option_string_actions.pop(f"--{action.dest}")
+            action.option_strings, action.metavar = [f"--{plain}"], plain.upper()
+            parser._option_string_actions[f"--{plain}"] = parser._option_string_actions.pop(
+                f"--{action.dest}"
+            )
 
 
 def _construct(

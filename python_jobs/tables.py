@@ -55,8 +55,8 @@ def latest_commit(spark: SparkSession, table: str) -> dict[str, Any]:
 
 
 def latest_version(spark: SparkSession, table: str) -> int:
-    """Return the table's current version, from its log."""
-    return int(latest_commit(spark, table)["version"])
+    """Return the table's current version."""
+    return int(_snapshot(spark, table).version())
 
 
 def commit_metrics(spark: SparkSession, table: str) -> dict[str, int]:
@@ -68,16 +68,21 @@ def commit_metrics(spark: SparkSession, table: str) -> dict[str, int]:
 def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | None:
     """Return the last ``txnVersion`` that ``app_id`` committed to the table, or None.
 
-    The number is part of the table's state (log and checkpoint), so that it is as durable as the data written
-    with it. A write with a ``txnVersion`` not above it is skipped by Delta, silently; of two concurrent writes
-    with one ``txnAppId`` the later commit fails.
+    The number is part of the table's state (log and checkpoint), as durable as the data written with it.
+    Delta silently skips a write whose ``txnVersion`` is not above it; of two concurrent writes with one
+    ``txnAppId`` the later commit fails.
     """
-    log = delta_table(spark, table)._jdt.deltaLog()
-    defaults = [getattr(log, f"update$default${position}")() for position in (1, 2, 3)]
-    version = log.update(*defaults).transactions().get(app_id)
+    version = _snapshot(spark, table).transactions().get(app_id)
     return int(version.get()) if version.isDefined() else None
 
 
 def table_location(spark: SparkSession, table: str) -> str:
     """Return the path of an existing table, given by path or by catalog name."""
     return str(delta_table(spark, table)._jdt.deltaLog().dataPath().toString())
+
+
+def _snapshot(spark: SparkSession, table: str) -> Any:
+    """Return Delta's snapshot of the table's newest version, without a Spark job over its history."""
+    log = delta_table(spark, table)._jdt.deltaLog()
+    defaults = [getattr(log, f"update$default${position}")() for position in (1, 2, 3)]
+    return log.update(*defaults)

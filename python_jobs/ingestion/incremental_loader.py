@@ -1,22 +1,22 @@
 """Incremental Loader, files: append only what landed since the last run.
 
-Problem: a landing folder grows by files; each run must take the new ones only, every physical line unchanged, and
-a retry, a backfill or a second run at the same time must add nothing twice.
+Problem: a landing folder grows by files; each run must take the new ones only, every physical line unchanged,
+and a retry, a backfill or a second run at the same time must add nothing twice.
 
-Guarantee: a run is one commit on the bronze table, which only ever grows. A file is known by its path relative
-to the source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
+Guarantee: a run is one commit on the bronze table, which only grows. A file is known by its path relative to the
+source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
 ``load_id``, so that the highest ``load_id`` of a file is its present content. ``load_id`` is the ordinal of the
-landing partition (yyyymmddhh) * 1000 + the how-manieth load of that partition: it doesn't depend on the order in
-which hours are loaded. The commit carries a transaction number, for which two runs at once compete: the loser
-looks again at what is there and loads what is left.
+landing partition (yyyymmddhh) * 1000 + the how-manieth load of that partition: it doesn't depend on the order
+in which hours are loaded. The commit carries a transaction number, for which two runs at once compete: the
+loser looks again at what is there and loads what is left.
 
-A second table, ``<target>_files``, is the ledger of the files, empty ones included. It is written after bronze in
-a commit of its own under the same number; a run that finds it behind completes it from bronze first.
+A second table, ``<target>_files``, is the ledger of the files, empty ones included. It is written after bronze
+in a commit of its own under the same number; a run that finds it behind completes it from bronze first.
 
 Cost: one listing of the window's folders, a look at the ledger, one pass over the new files.
 
-    spark-submit python_jobs/ingestion/incremental_loader.py \\
-        --source landing/visits --target lakehouse/bronze/bronze_visits --from 2024-03-01T10 --to 2024-03-01T11
+    spark-submit python_jobs/ingestion/incremental_loader.py --source landing/visits \\
+        --target lakehouse/bronze/bronze_visits --from 2024-03-01T10 --to 2024-03-01T11
 
 Source: Data Engineering Design Patterns, chapter 2, Incremental Loader.
 """
@@ -79,7 +79,7 @@ class Parameters:
     target: str
     """Bronze table, by path or catalog name; made if absent. The ledger is <target>_files."""
     from_: str | None = None
-    """Start of the window of landing partitions, inclusive, e.g. 2024-03-01T10; without a window: everything."""
+    """Start of the window of landing partitions, inclusive (2024-03-01T10); without a window: everything."""
     to: str | None = None
     """End of the window, exclusive."""
     execution_time: str | None = None
@@ -179,14 +179,14 @@ class Loaded:
     """Highest load_id of each partition of the window."""
 
 
-# --- from DataFrames to DataFrames ---------------------------------------------------------------------------
+# --- from DataFrames to DataFrames ----------------------------------------------------------------------
 
 
 def bronze_rows(lines: DataFrame, files: DataFrame, partition_columns: Sequence[str]) -> DataFrame:
     """Return the bronze rows: each line with what is known of its file.
 
-    ``lines`` has ``payload`` and ``url_path``, ``files`` is what :func:`files_frame` returns. A line whose file
-    isn't among them fails the query: it must not get lost.
+    ``lines`` has ``payload`` and ``url_path``, ``files`` is what :func:`files_frame` returns. A line whose
+    file isn't among them fails the query: it must not get lost.
     """
     joined = lines.join(F.broadcast(files), "url_path", "left")
     unlisted = F.raise_error(F.concat(F.lit("line of an unlisted file: "), "url_path")).cast("bigint")
@@ -212,7 +212,7 @@ def ledger_rows(files: DataFrame) -> DataFrame:
     )
 
 
-# --- the landing folder --------------------------------------------------------------------------------------
+# --- the landing folder ---------------------------------------------------------------------------------
 
 
 class Landing:
@@ -232,7 +232,7 @@ class Landing:
         return bool(self._file_system.exists(path) and self._file_system.getFileStatus(path).isDirectory())
 
     def files(self, folders: Sequence[str]) -> list[LandingFile]:
-        """List the files under the folders, in order; hidden and temporary names are skipped, as Spark does."""
+        """List the files under the folders, in order, without hidden and temporary names (Spark's rule)."""
         prefix = self.root.toString().rstrip("/") + "/"
         return sorted(
             (file for folder in folders for file in self._walk(self._path(folder), prefix)),
@@ -281,7 +281,7 @@ def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
     following = partition_folder(window.end, grain)
     if parameters.require_next_partition and not landing.has_folder(following):
         raise NotReady(
-            f"{folders[-1]} of {parameters.source} may still grow: {following}, which closes it, has not arrived"
+            f"{folders[-1]} of {parameters.source} may still grow: {following} has not arrived; nothing was loaded"
         )
     return folders
 
@@ -301,7 +301,7 @@ def partition_columns_of(files: Sequence[LandingFile], grain: str) -> list[str]:
     return list(next(iter(layouts)))
 
 
-# --- the tables ----------------------------------------------------------------------------------------------
+# --- the tables -----------------------------------------------------------------------------------------
 
 
 def loaded(spark: SparkSession, parameters: Parameters) -> Loaded:
@@ -316,7 +316,9 @@ def loaded(spark: SparkSession, parameters: Parameters) -> Loaded:
     newest = ledger.agg(F.unix_micros(F.max("ingested_at"))).collect()[0][0]
     if parameters.window is not None:
         first, end = (_ordinal(b.date(), b.hour) for b in (parameters.window.start, parameters.window.end))
-        ledger = ledger.where(F.col("load_id").between(first * LOADS_PER_PARTITION, end * LOADS_PER_PARTITION - 1))
+        ledger = ledger.where(
+            F.col("load_id").between(first * LOADS_PER_PARTITION, end * LOADS_PER_PARTITION - 1)
+        )
     identity = F.struct("file_size", F.unix_millis("file_modified_at").alias("modified_at"))
     rows = ledger.groupBy("file_path").agg(
         F.max_by(identity, "load_id").alias("identity"),
@@ -325,7 +327,7 @@ def loaded(spark: SparkSession, parameters: Parameters) -> Loaded:
         F.any_value("hour").alias("hour"),
     )
     files, load_ids = {}, dict[int, int]()
-    for row in rows.toLocalIterator():
+    for row in rows.collect():
         files[row.file_path] = tuple(row.identity)
         ordinal = _ordinal(row.date, row.hour)
         load_ids[ordinal] = max(row.load_id, load_ids.get(ordinal, 0))
@@ -340,15 +342,15 @@ def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> N
             return
         since = read_table(spark, parameters.ledger).agg(F.max("ingested_at")).collect()[0][0]
     bronze = read_table(spark, parameters.target)
-    if since is not None:  # ingested_at rises with every run, so that file statistics leave the old files unread
+    if (
+        since is not None
+    ):  # ingested_at rises with every run, so that file statistics leave the old files unread
         bronze = bronze.where(F.col("ingested_at") > F.lit(since))
     rows = ledger_rows(bronze.drop("payload").distinct())
     _write(spark, rows, parameters.ledger, run)
 
 
-def files_frame(
-    spark: SparkSession, load_ids: Mapping[LandingFile, int], ingested_at: int
-) -> DataFrame:
+def files_frame(spark: SparkSession, load_ids: Mapping[LandingFile, int], ingested_at: int) -> DataFrame:
     """Return one row a file: ``url_path``, the bronze file columns, ``date`` and ``hour``."""
     rows = [
         (
@@ -363,7 +365,8 @@ def files_frame(
         for file, load_id in load_ids.items()
     ]
     schema = (
-        "url_path string, file_path string, modified_at bigint, file_size bigint, load_id bigint, date date, hour int"
+        "url_path string, file_path string, modified_at bigint, file_size bigint, load_id bigint, "
+        "date date, hour int"
     )
     return (
         spark.createDataFrame(rows, schema)
@@ -376,8 +379,8 @@ def files_frame(
 def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
     r"""Return each physical line as ``payload`` with its file's ``url_path``.
 
-    Only ``\n`` ends a line: a ``\r`` before it is content. Names ending in .gz are unpacked; gzip under another
-    name stays as it is, in lines that no parser will take. A byte order mark at the start is dropped (by Hadoop).
+    Only ``\n`` ends a line: a ``\r`` before it is content. Names ending in .gz are unpacked; gzip under
+    another name stays as it is, in lines that no parser will take. Hadoop drops a byte order mark at the start.
     """
     if not files:
         return spark.createDataFrame([], "payload string, url_path string")
@@ -387,7 +390,9 @@ def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
         .text(literal_names)
         .select(
             F.col("value").alias("payload"),
-            F.regexp_replace("_metadata.file_path", r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?", "").alias("url_path"),
+            F.regexp_replace("_metadata.file_path", r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?", "").alias(
+                "url_path"
+            ),
         )
     )
 
@@ -401,8 +406,11 @@ def _write(
     partition_columns: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
     replace_where: str | None = None,
-) -> Mapping[str, Any] | None:
-    """Commit ``rows`` as number ``run``; return the commit, or None if another run had taken the number."""
+) -> str:
+    """Commit ``rows`` as number ``run``; Delta skips it if another run has taken the number.
+
+    Returns the commit's user metadata, by which :func:`_find_commit` tells whether it happened.
+    """
     commit = json.dumps({"job": APP_ID, "run": run, "id": str(uuid.uuid4())})
     writer = (
         rows.write.format("delta")
@@ -421,8 +429,13 @@ def _write(
         writer = writer.mode("append")
     path = absolute(table) if is_path(table) else table_location(spark, table)
     writer.partitionBy(*partition_columns).save(path)
-    history = delta_table(spark, table).history(_COMMIT_ATTEMPTS * 4).collect()
-    return next((entry.asDict(recursive=True) for entry in history if entry.userMetadata == commit), None)
+    return commit
+
+
+def _find_commit(spark: SparkSession, table: str, user_metadata: str) -> dict[str, Any] | None:
+    """Return one of the newest commits of the table by its user metadata."""
+    history = delta_table(spark, table).history(20).where(F.col("userMetadata") == user_metadata).collect()
+    return history[0].asDict(recursive=True) if history else None
 
 
 def _create(
@@ -442,7 +455,7 @@ def check_target(spark: SparkSession, target: str, partition_columns: Sequence[s
     """Raise WrongUse if the target exists and is no bronze table of this layout."""
     if not table_exists(spark, target):
         return
-    has = {name: type_ for name, type_ in read_table(spark, target).dtypes}
+    has = dict(read_table(spark, target).dtypes)
     needs = _BRONZE_TYPES | {name: _PARTITION_TYPES[name] for name in partition_columns}
     if has != needs:
         raise WrongUse(
@@ -450,14 +463,14 @@ def check_target(spark: SparkSession, target: str, partition_columns: Sequence[s
         )
 
 
-# --- the run -------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------------
 
 
 def assign_load_ids(files: Sequence[LandingFile], before: Mapping[int, int]) -> dict[LandingFile, int]:
     """Return the load_id of each file: one above the partition's highest.
 
     Raises:
-        JobFailed: a partition has had 999 loads, and a further one would run into the next partition's numbers.
+        JobFailed: a partition has had 999 loads; one more would take the next partition's numbers.
     """
     load_ids = {}
     for file in files:
@@ -515,11 +528,11 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         version = latest_version(spark, parameters.target) if exists else None
         return report | {"table_version": version, "ledger_version": None}
 
-    # Rises with every run even if the clock doesn't, for readers that ask for what is newer than what they have.
+    # Rises with every run even if the clock doesn't: readers ask for what is newer than what they have.
     ingested_at = max(int(now.timestamp() * 1_000_000), before.ingested_at + 1)
     file_rows = files_frame(spark, assign_load_ids(batch, before.load_ids), ingested_at)
     condition = _replace_condition(parameters, columns) if replacing else None
-    data_commit = _write(
+    user_metadata = _write(
         spark,
         bronze_rows(read_lines(spark, batch), file_rows, columns),
         parameters.target,
@@ -532,6 +545,7 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         },
         replace_where=condition,
     )
+    data_commit = _find_commit(spark, parameters.target, user_metadata)
     if data_commit is None:
         return None
     with suppress(DeltaConcurrentModificationException):  # a run after ours has completed the ledger already
