@@ -124,7 +124,11 @@ def _undocumented_fields(path: Path, parameters: ast.ClassDef) -> Iterator[str]:
 
 def _entries(folder: Path, key: str) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.rglob("*.yml")):
-        yield from (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(key) or []
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except yaml.YAMLError as error:
+            raise SystemExit(f"{path} is not YAML: {error}") from None
+        yield from content.get(key) or []
 
 
 def _described(entry: Mapping[str, Any] | None) -> bool:
