@@ -1,58 +1,68 @@
-"""The README's pattern table, generated from `catalog/` between its two markers.
+"""The pattern table of the README and the site's first page, generated from `catalog/` between two markers.
 
 python -m tools.pattern_table            write it
 python -m tools.pattern_table --check    only say whether it is current
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from tools.catalog import Pattern, patterns
 from tools.findings import ROOT
 
 BEGIN, END = "<!-- patterns: begin -->", "<!-- patterns: end -->"
+PAGES = (PurePosixPath("README.md"), PurePosixPath("docs/index.md"))
 
 
 def main() -> int:
-    """Write or check the table; return how the process should exit."""
+    """Write or check the tables; return how the process should exit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, fail if the table is not current"
-    )
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    current = with_table(text, table(patterns()))
-    if parser.parse_args().check:
-        if text != current:
-            print("README.md: the pattern table is not current, run `python -m tools.pattern_table`")
-        return int(text != current)
-    readme.write_text(current, encoding="utf-8")
-    return 0
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a table is not current")
+    check = parser.parse_args().check
+    stale = 0
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        current = with_table(text, table(patterns(), page.parent), page)
+        stale += text != current
+        if check and text != current:
+            print(f"{page}: the pattern table is not current, run `python -m tools.pattern_table`")
+        elif text != current:
+            (ROOT / page).write_text(current, encoding="utf-8")
+    return int(check and stale > 0)
 
 
-def table(entries: Iterable[Pattern]) -> str:
-    """Return one Markdown row a pattern: page, family, forms with their files, count of proved behaviours."""
+def table(entries: Iterable[Pattern], folder: PurePosixPath) -> str:
+    """Return one Markdown row a pattern: page, family, forms with their files, count of proved behaviours.
+
+    Links are relative to `folder`, where the table will stand.
+    """
     rows = ["| Pattern | Family | Forms | Behaviours proved |", "| --- | --- | --- | ---: |"]
     for entry in entries:
-        forms = ", ".join(f"[{kind}]({path})" for form in entry.forms for kind, path in form.items())
+        forms = ", ".join(
+            f"[{kind}]({os.path.relpath(path, folder)})"
+            for form in entry.forms
+            for kind, path in form.items()
+        )
         proved = sum(behaviour.test is not None for behaviour in entry.behaviours)
         rows.append(
-            f"| [{entry.name}]({entry.page}) | {entry.family.replace('_', ' ')} | {forms} "
-            f"| {proved} of {len(entry.behaviours)} |"
+            f"| [{entry.name}]({os.path.relpath(entry.page, folder)}) | {entry.family.replace('_', ' ')} "
+            f"| {forms} | {proved} of {len(entry.behaviours)} |"
         )
     return "\n".join(rows)
 
 
-def with_table(text: str, rows: str) -> str:
-    """Return the text with what stands between the markers replaced by the rows."""
+def with_table(text: str, rows: str, page: PurePosixPath) -> str:
+    """Return the page's text with what stands between the markers replaced by the rows."""
     try:
         before, rest = text.split(BEGIN)
         _, after = rest.split(END)
     except ValueError:
-        raise SystemExit(f"README.md must hold one {BEGIN} and one {END}") from None
+        raise SystemExit(f"{page} must hold one {BEGIN} and one {END}") from None
     return f"{before}{BEGIN}\n{rows}\n{END}{after}"
 
 

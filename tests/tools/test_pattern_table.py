@@ -1,5 +1,7 @@
 """The README's table says what the catalog says."""
 
+from pathlib import PurePosixPath
+
 import pytest
 
 from tools.catalog import pattern_of
@@ -22,25 +24,30 @@ MERGER = pattern_of(
         ],
     },
 )
+README = PurePosixPath("README.md")
 
 
 def test_a_row_links_the_page_and_the_files_and_counts_what_is_proved() -> None:
-    assert table([MERGER]).splitlines()[2:] == [
+    assert table([MERGER], README.parent).splitlines()[2:] == [
         "| [Merger](docs/idempotency.md#merger) | idempotency "
         "| [macro](macros/m.sql), [job](python_jobs/m.py) | 1 of 2 |"
+    ]
+    assert table([MERGER], PurePosixPath("docs")).splitlines()[2:] == [
+        "| [Merger](idempotency.md#merger) | idempotency "
+        "| [macro](../macros/m.sql), [job](../python_jobs/m.py) | 1 of 2 |"
     ]
 
 
 def test_only_the_text_between_the_markers_changes() -> None:
     text = f"# Title\n{BEGIN}\nold\n{END}\nrest\n"
-    assert with_table(text, "new") == f"# Title\n{BEGIN}\nnew\n{END}\nrest\n"
-    assert with_table(with_table(text, "new"), "new") == with_table(text, "new")
+    assert with_table(text, "new", README) == f"# Title\n{BEGIN}\nnew\n{END}\nrest\n"
+    assert with_table(with_table(text, "new", README), "new", README) == with_table(text, "new", README)
 
 
 @pytest.mark.parametrize("text", ["no markers", f"{BEGIN} only", f"{BEGIN}{END}{BEGIN}{END}"])
 def test_a_readme_without_its_markers_is_refused(text: str) -> None:
     with pytest.raises(SystemExit, match=r"README\.md must hold one"):
-        with_table(text, "new")
+        with_table(text, "new", README)
 
 
 def test_a_field_the_catalog_does_not_know_is_refused() -> None:
