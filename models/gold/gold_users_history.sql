@@ -18,7 +18,6 @@ select
     sequence,
     is_deleted
 from {{ ref('silver_user_changes') }}
-where is_valid
-    {% if lakehouse_patterns.is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('ingested_at', watermark_relation=ref('silver_users')) }}
-    {% endif %}
+{% if lakehouse_patterns.is_incremental() %}
+    where {{ lakehouse_patterns.incremental_window('ingested_at', watermark_relation=ref('silver_users')) }}
+{% endif %}

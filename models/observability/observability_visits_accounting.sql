@@ -12,8 +12,7 @@
 -- event time is accounted to the date of its landing folder. Every status and reason of a touched date is written,
 -- zeros included, so that a count that fell to nothing replaces the old one.
 {%- set reasons = [('unparsable', 'NOT_A_JSON_OBJECT')] -%}
-{%- for rule in var('visit_rules') %}{% do reasons.append(('invalid', rule.name)) %}{% endfor -%}
-{%- for filter in var('visit_filters') %}{% do reasons.append(('filtered', filter.name)) %}{% endfor -%}
+{%- for condition in var('visit_conditions') %}{% do reasons.append((condition.category, condition.name)) %}{% endfor -%}
 {%- do reasons.extend([('exact_duplicate', 'same_key_same_payload'), ('superseded', 'same_key_lower_version'),
     ('kept', '')]) %}
 
@@ -62,7 +61,7 @@ keys as (
         count(*) as lines,
         count(distinct flagged.payload_hash) as versions
     from flagged
-    where flagged.status_flag is null
+    where flagged.rejected_by is null
     group by flagged.accounted_date, flagged.visit_id, flagged.event_time
 ),
 
@@ -84,11 +83,11 @@ counts as (
 
     select
         flagged.accounted_date,
-        flagged.status,
-        flagged.status_flag as reason,
+        flagged.rejected_as as status,
+        flagged.rejected_by as reason,
         cast(1 as bigint) as lines
     from flagged
-    where flagged.status_flag is not null
+    where flagged.rejected_by is not null
 
     union all
 

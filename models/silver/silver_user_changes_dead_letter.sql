@@ -1,11 +1,15 @@
 {{ config(materialized='incremental', incremental_strategy='append') }}
 
+with dead as (
+    {{ lakehouse_patterns.dead_letter_rows(ref('silver_user_changes_flagged')) }}
+)
+
 select
     payload,
-    case when id is null then 'NULL_KEY' else 'UNUSABLE_CHANGE' end as error_class,
+    error_class,
+    error_message,
     ingested_at
-from {{ ref('silver_user_changes') }}
-where not is_valid
-    {% if is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('ingested_at') }}
-    {% endif %}
+from dead
+{% if is_incremental() %}
+    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
+{% endif %}

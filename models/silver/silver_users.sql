@@ -20,7 +20,6 @@ select
     is_deleted,
     ingested_at
 from {{ ref('silver_user_changes') }}
-where is_valid
-    {% if is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('ingested_at') }}
-    {% endif %}
+{% if is_incremental() %}
+    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
+{% endif %}

@@ -17,4 +17,4 @@ current_lines as (
         and parsed.load_id = current_loads.load_id
 )
 
-{{ lakehouse_patterns.filter_interceptor_flags('current_lines', var('visit_rules'), var('visit_filters')) }}
+{{ lakehouse_patterns.filter_interceptor_flags('current_lines', var('visit_conditions')) }}

@@ -4,14 +4,14 @@
 -- mended it. What counts today is in observability_visits_accounting.
 select
     payload,
-    status,
-    status_flag as reason,
+    rejected_as as status,
+    rejected_by as reason,
     file_path,
     load_id,
     ingested_at,
     date as landing_date
 from {{ ref('silver_visits_flagged') }}
-where status_flag is not null
+where rejected_by is not null
     {% if is_incremental() %}
         and {{ lakehouse_patterns.incremental_window('ingested_at') }}
     {% endif %}

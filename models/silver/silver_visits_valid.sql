@@ -1,5 +1,3 @@
 {{ config(materialized='view') }}
 
-select *
-from {{ ref('silver_visits_flagged') }}
-where status_flag is null
+{{ lakehouse_patterns.filter_interceptor_valid_rows(ref('silver_visits_flagged')) }}

@@ -1,0 +1,14 @@
+{{ config(materialized='view') }}
+
+{{ lakehouse_patterns.dead_letter_flags(
+    source('bronze', 'bronze_user_changes'),
+    [
+        {'name': 'id', 'expression': "get_json_object(payload, '$.id')", 'inputs': ['payload']},
+        {'name': 'op', 'expression': "element_at(map('I', 'I', 'U', 'U', 'D', 'D'), get_json_object(payload, '$.op'))",
+         'inputs': ['payload']},
+        {'name': 'sequence', 'expression': "try_cast(get_json_object(payload, '$.sequence') as bigint)",
+         'inputs': ['payload']},
+        {'name': 'changed_at', 'expression': "try_to_timestamp(get_json_object(payload, '$.changed_at'))",
+         'inputs': ['payload']}
+    ]
+) }}
