@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -35,8 +36,8 @@ def make_project(
 ) -> Callable[..., DbtProject]:
     """Return a function from a project's files to a ready :class:`DbtProject`."""
 
-    def make(files: Mapping[str, str], *, with_package: bool = True) -> DbtProject:
-        return DbtProject(tmp_path_factory.mktemp("dbt"), spark, files, with_package=with_package)
+    def make(files: Mapping[str, str], **options: Any) -> DbtProject:
+        return DbtProject(tmp_path_factory.mktemp("dbt"), spark, files, **options)
 
     return make
 

@@ -16,22 +16,31 @@
 {% macro default__adopt_tables() %}
     {%- if execute -%}
         {%- set unknown = lakehouse_patterns.unregistered_tables() -%}
-        {%- if unknown -%}
-            {%- set found = run_query(lakehouse_patterns.delta_logs_sql(unknown.keys() | list)) -%}
-            {%- for row in found.rows -%}
-                {%- for location, relation in unknown.items()
-                    if location.split(':')[-1].lstrip('/') == row[0].split(':')[-1].lstrip('/') -%}
-                    {%- do run_query(
-                        'create table if not exists ' ~ relation ~ " using delta location '" ~ location ~ "'"
-                    ) -%}
-                    {%- do log('adopted ' ~ relation ~ ' from ' ~ location, info=true) -%}
-                {%- endfor -%}
+        {%- set found = [] -%}
+        {%- for root, locations in lakehouse_patterns.locations_by_root(unknown.keys()).items() -%}
+            {%- for row in run_query(lakehouse_patterns.delta_logs_sql(root, locations)).rows -%}
+                {%- do found.append(row[0].split(':')[-1].lstrip('/')) -%}
             {%- endfor -%}
-            {%- if found.rows | length -%}
-                {%- do lakehouse_patterns.cache_relations(unknown.values() | list) -%}
-            {%- endif -%}
-        {%- endif -%}
+        {%- endfor -%}
+        {%- for location, relation in unknown.items() if location.split(':')[-1].lstrip('/') in found -%}
+            {%- do run_query(
+                'create table if not exists ' ~ relation ~ " using delta location '" ~ location ~ "'"
+            ) -%}
+            {#- dbt filled its cache before this hook ran. -#}
+            {%- do adapter.cache_added(relation) -%}
+            {%- do log('adopted ' ~ relation ~ ' from ' ~ location, info=true) -%}
+        {%- endfor -%}
     {%- endif -%}
+{% endmacro %}
+
+{% macro locations_by_root(locations) %}
+    {#- Root (`/`, `s3a://bucket/`) to the paths under it: a glob whose braces hold the root would be a relative path. -#}
+    {%- set roots = {} -%}
+    {%- for location in locations -%}
+        {%- set root = modules.re.match('([a-z0-9+.-]+:(//[^/]*)?)?/', location).group(0) -%}
+        {%- do roots.setdefault(root, []).append(location[root | length:]) -%}
+    {%- endfor -%}
+    {{ return(roots) }}
 {% endmacro %}
 
 {% macro unregistered_tables() %}
@@ -42,9 +51,9 @@
         {%- if location -%}
             {%- set known = adapter.get_relation(none, node.schema, node.alias or node.identifier) -%}
             {%- if known is none -%}
-                {%- do tables.update(
-                    {location: api.Relation.create(schema=node.schema, identifier=node.alias or node.identifier)}
-                ) -%}
+                {%- do tables.update({location: api.Relation.create(
+                    schema=node.schema, identifier=node.alias or node.identifier, type='table', is_delta=true
+                )}) -%}
             {%- endif -%}
         {%- endif -%}
     {%- endfor -%}
@@ -62,20 +71,10 @@
     {%- endif -%}
 {% endmacro %}
 
-{% macro delta_logs_sql(locations) %}
+{% macro delta_logs_sql(root, paths) %}
 begin
     declare exit handler for sqlstate '42K03' begin select cast(null as string) as location where false; end;
     select distinct regexp_extract(path, '^(.*)/_delta_log/', 1) as location
-    from binaryFile.`{{ '{' ~ locations | join(',') ~ '}' }}/_delta_log/{00000000000000000000.json,*.checkpoint*.parquet}`;
+    from binaryFile.`{{ root }}{{ '{' ~ paths | join(',') ~ '}' }}/_delta_log/{00000000000000000000.json,*.checkpoint*.parquet}`;
 end
-{% endmacro %}
-
-{% macro cache_relations(relations) %}
-    {#- dbt has filled its cache before the hook runs; tell it what the catalog holds now. -#}
-    {%- set schemas = relations | map(attribute='schema') | unique | list -%}
-    {%- for schema in schemas -%}
-        {%- for relation in adapter.list_relations_without_caching(api.Relation.create(schema=schema)) -%}
-            {%- do adapter.cache_added(relation) -%}
-        {%- endfor -%}
-    {%- endfor -%}
 {% endmacro %}

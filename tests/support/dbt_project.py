@@ -43,11 +43,18 @@ class DbtProject:
     """One dbt project named ``harness`` in a folder of its own, with its tables in one database."""
 
     def __init__(
-        self, root: Path, spark: SparkSession, files: Mapping[str, str], *, with_package: bool = True
+        self,
+        root: Path,
+        spark: SparkSession,
+        files: Mapping[str, str],
+        *,
+        with_package: bool = True,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the project; ``files`` maps paths (``models/x.sql``) to their text.
 
         ``with_package=False`` leaves our package and dispatch out: what dbt-spark alone would do.
+        ``settings`` are added to dbt_project.yml.
         """
         self.root, self.spark = root, spark
         self.schema = f"harness_{root.name}".replace("-", "_").lower()
@@ -55,7 +62,7 @@ class DbtProject:
         self._manifest: Any = None
         self._last: dbtRunnerResult | None = None
         spark.sql(f"create database if not exists {self.schema} location '{root}/database'")
-        self._write("dbt_project.yml", yaml.safe_dump(self._configuration(with_package)))
+        self._write("dbt_project.yml", yaml.safe_dump(self._configuration(with_package) | dict(settings or {})))
         self._write("profiles.yml", PROFILES.format(schema=self.schema))
         for name, text in files.items():
             self._write(name, text)

@@ -1,0 +1,172 @@
+"""The main job end to end on generated input: the truth's numbers, then reruns, new hours and corrections.
+
+The tests of this module run in order on one lakehouse: each takes up where the one before ended.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import functions as F
+
+from tests.support.lakehouse import Lakehouse
+
+pytestmark = pytest.mark.end_to_end
+
+VISIT_TABLES = ("silver_visits", "gold_page_views_by_hour", "gold_referral_statistics_by_day", "gold_visit_statistics")
+
+
+@pytest.fixture(scope="module")
+def first_report(lakehouse: Lakehouse) -> dict:
+    """Run the main job once over everything but the last day, then over the rest; return the second report."""
+    late = lakehouse.landing / "visits" / "date=2024-03-03"
+    aside = lakehouse.landing.parent / late.name
+    shutil.move(late, aside)
+    lakehouse.run()
+    shutil.move(aside, late)
+    return lakehouse.run()
+
+
+def test_the_six_counts_add_up_to_the_lines_read_and_match_the_truth(first_report, truth):
+    statuses = Counter()
+    for entry in first_report["lines"]:
+        statuses[entry["status"]] += entry["lines"]
+    read = statuses.pop("read")
+    assert read == sum(statuses.values()) == truth["feeds"]["visits"]["lines"]
+    assert dict(statuses) == truth["feeds"]["visits"]["precedence"]
+
+
+def test_invalid_lines_carry_their_first_rule(first_report, truth):
+    invalid = {e["reason"]: e["lines"] for e in first_report["lines"] if e["status"] == "invalid"}
+    expected = truth["feeds"]["visits"]["invalid_by_first_rule"]
+    assert {name.removesuffix("_missing"): lines for name, lines in invalid.items()} == {
+        name.removesuffix("_missing"): lines for name, lines in expected.items()
+    }
+
+
+def test_page_views_by_hour_match_the_truth(first_report, lakehouse, truth):
+    views: dict[str, dict[str, int]] = {}
+    for row in lakehouse.table("gold_page_views_by_hour").collect():
+        views.setdefault(f"{row.event_hour:%Y-%m-%dT%H}", {})[row.page] = row.views
+    assert views == truth["gold"]["page_views_by_hour"]
+
+
+def test_referral_statistics_by_day_match_the_truth(first_report, lakehouse, truth):
+    days: dict[str, dict] = {}
+    for row in lakehouse.table("gold_referral_statistics_by_day").collect():
+        days.setdefault(f"{row.event_date}", {})[row.referral] = {"visits": row.visits, "users": row.users}
+    assert days == truth["gold"]["referral_statistics_by_day"]
+
+
+def test_visit_statistics_match_the_truth(first_report, lakehouse, truth):
+    days = {
+        f"{row.event_date}": {"events": row.events, "visits": row.visits, "users": row.users}
+        for row in lakehouse.table("gold_visit_statistics").collect()
+    }
+    assert days == truth["gold"]["visit_statistics_by_day"]
+
+
+def test_users_as_of_each_day_match_the_truth(first_report, lakehouse, truth):
+    history = lakehouse.table("gold_users_history")
+    for day, expected in truth["gold"]["users_by_day"].items():
+        end_of_day = F.expr(f"timestamp'{day}' + interval 1 day - interval 1 microsecond")
+        valid = history.where(
+            (F.col("effective_from") <= end_of_day)
+            & (F.col("effective_to").isNull() | (F.col("effective_to") > end_of_day))
+        )
+        plans = {row["plan"]: row["count"] for row in valid.groupBy("plan").count().collect()}
+        assert plans == expected["by_plan"], day
+
+
+def test_a_rerun_changes_no_table(first_report, lakehouse):
+    hashes, versions = lakehouse.hashes(), lakehouse.versions()
+    files = {name: lakehouse.data_files(name) for name in VISIT_TABLES}
+    report = lakehouse.run()
+    assert lakehouse.hashes() == hashes
+    assert {name: lakehouse.data_files(name) for name in VISIT_TABLES} == files
+    assert report["lines"] == first_report["lines"]
+    assert {name for name, version in lakehouse.versions().items() if name.startswith("bronze_")
+            and version != versions[name]} == set()  # fmt: skip
+
+
+def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(first_report, lakehouse):
+    corrected = (
+        lakehouse.table("silver_visits").where("event_date = '2024-03-02'").orderBy("visit_id", "event_time").first()
+    )
+    before = {name: lakehouse.data_files(name) for name in VISIT_TABLES}
+    event = {
+        "visit_id": corrected.visit_id, "event_time": corrected.event_time.isoformat() + "Z",
+        "user_id": corrected.user_id, "keep_private": False, "page": "corrected-page",
+        "context": {"referral": "corrected-referral"},
+    }  # fmt: skip
+    folder = lakehouse.landing / "visits" / "date=2024-03-03" / "hour=23"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "correction.json").write_text(json.dumps(event) + "\n", encoding="utf-8")
+    lakehouse.run()
+
+    kept = lakehouse.table("silver_visits").where(
+        (F.col("visit_id") == corrected.visit_id) & (F.col("event_time") == F.lit(corrected.event_time))
+    )
+    assert [row.page for row in kept.collect()] == ["corrected-page"]
+    views = lakehouse.table("gold_page_views_by_hour").where("page = 'corrected-page'").collect()
+    assert [(row.event_hour, row.views) for row in views] == [
+        (corrected.event_time.replace(minute=0, second=0, microsecond=0), 1)
+    ]
+    for name in ("silver_visits", "gold_page_views_by_hour", "gold_referral_statistics_by_day"):
+        untouched = {file for file in before[name] if "event_date=2024-03-02" not in file}
+        assert untouched <= lakehouse.data_files(name), name
+
+
+def test_a_file_that_lands_again_without_its_lines_takes_its_events_away(first_report, lakehouse):
+    (lakehouse.landing / "visits" / "date=2024-03-03" / "hour=23" / "correction.json").write_text(
+        '{"visit_id": "another", "event_time": "2024-03-03T23:00:00Z", "user_id": "u", "page": "p", "context": {}}\n',
+        encoding="utf-8",
+    )
+    lakehouse.run()
+    assert lakehouse.table("gold_page_views_by_hour").where("page = 'corrected-page'").count() == 0
+    assert lakehouse.table("silver_visits").where("page = 'corrected-page'").count() == 0
+    assert lakehouse.table("silver_visits").where("visit_id = 'another'").count() == 1
+
+
+def test_hours_loaded_in_any_order_give_the_tables_of_one_load(spark, generated, tmp_path_factory, truth):
+    root = tmp_path_factory.mktemp("backfilled")
+    landing = root / "landing"
+    shutil.copytree(generated, landing)
+    backfilled = Lakehouse(root / "lakehouse", spark, landing)
+    backfilled.run({"from": "2024-03-02", "to": "2024-03-04"})
+    backfilled.run({"from": "2024-03-01", "to": "2024-03-02"})
+    at_once = Lakehouse(root / "at_once", spark, landing)
+    at_once.run()
+    assert backfilled.hashes(VISIT_TABLES) == at_once.hashes(VISIT_TABLES)
+
+
+def test_a_lost_metastore_loses_no_version(first_report, lakehouse, spark):
+    versions = lakehouse.versions()
+    spark.sql("drop database lakehouse cascade")
+    lakehouse.run()
+    after = lakehouse.versions()
+    assert all(after[name] >= version for name, version in versions.items())
+    replaced = [
+        name for name in after
+        if spark.sql(f"describe history delta.`{lakehouse.path(name)}`")
+        .where("operation like 'CREATE OR REPLACE%'").count()
+    ]  # fmt: skip
+    assert replaced == []
+
+
+@pytest.mark.parametrize("feed", ["users", "devices"])
+def test_tables_of_an_absent_feed_are_skipped(spark, generated, tmp_path_factory, feed):
+    root = tmp_path_factory.mktemp("partial")
+    (root / "landing").mkdir()
+    shutil.copytree(generated / feed, root / "landing" / feed)
+    partial = Lakehouse(root / "lakehouse", spark, root / "landing")
+    partial.run()
+    layers = {Path(log.parent).name for log in partial.root.glob("*/*/_delta_log")}
+    assert layers == {
+        "users": {"bronze_users", "bronze_users_files", "snapshot_users"},
+        "devices": {"bronze_devices", "bronze_devices_files", "silver_devices"},
+    }[feed]
