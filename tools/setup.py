@@ -54,7 +54,9 @@ def check_python() -> str:
     """Refuse a Python that the pins do not install on."""
     version = ".".join(map(str, sys.version_info[:3]))
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        raise SetupFailed(f"Python 3.11 or 3.12 is needed, this is {version}; run `make PYTHON=python3.11 …`.")
+        raise SetupFailed(
+            f"Python 3.11 or 3.12 is needed, this is {version}; run `make PYTHON=python3.11 …`."
+        )
     return version
 
 
