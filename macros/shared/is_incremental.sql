@@ -10,7 +10,7 @@
     {{ return(
         relation is not none
         and relation.type == 'table'
-        and model.config.materialized in ['incremental', 'scd2']
+        and model.config.materialized in ['incremental', 'scd2', 'awap']
         and not should_full_refresh()
     ) }}
 {% endmacro %}
