@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from python_jobs.job import NotReady
 
@@ -79,6 +83,60 @@ def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | N
 def table_location(spark: SparkSession, table: str) -> str:
     """Return the path of an existing table, given by path or by catalog name."""
     return str(delta_table(spark, table)._jdt.deltaLog().dataPath().toString())
+
+
+def write_once(
+    spark: SparkSession,
+    rows: DataFrame,
+    table: str,
+    *,
+    transaction: tuple[str, int] | None = None,
+    partition_columns: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+    replace_where: str | None = None,
+) -> str:
+    """Append ``rows`` to a table, or replace what matches ``replace_where``, in one Delta commit.
+
+    An absent table is made first, with ``partition_columns`` and ``properties``. ``transaction`` is the
+    ``txnAppId`` and ``txnVersion`` of the commit; Delta skips the write, silently, if that number is taken.
+
+    Returns the commit's user metadata: :func:`find_commit` tells by it whether the write happened.
+    """
+    user_metadata = json.dumps({"commit": str(uuid.uuid4())})
+    writer = rows.write.format("delta").option("userMetadata", user_metadata)
+    if transaction is not None:
+        writer = writer.options(txnAppId=transaction[0], txnVersion=str(transaction[1]))
+    exists = table_exists(spark, table)
+    if not exists and is_path(table):
+        writer = writer.options(**properties or {})
+    elif not exists:  # saveAsTable would drop the transaction and the user metadata of a first write
+        _create(spark, table, rows.schema, partition_columns, properties or {})
+    if exists and replace_where:
+        writer = writer.mode("overwrite").option("replaceWhere", replace_where)
+    else:
+        writer = writer.mode("append")
+    path = absolute(table) if is_path(table) else table_location(spark, table)
+    writer.partitionBy(*partition_columns).save(path)
+    return user_metadata
+
+
+def find_commit(spark: SparkSession, table: str, user_metadata: str) -> dict[str, Any] | None:
+    """Return one of the table's newest commits, as :func:`latest_commit` does, by its user metadata."""
+    history = delta_table(spark, table).history(20).collect()
+    return next((row.asDict(recursive=True) for row in history if row.userMetadata == user_metadata), None)
+
+
+def _create(
+    spark: SparkSession,
+    table: str,
+    schema: StructType,
+    partition_columns: Sequence[str],
+    properties: Mapping[str, str],
+) -> None:
+    builder = DeltaTable.createIfNotExists(spark).tableName(table).addColumns(schema)
+    for name, value in properties.items():
+        builder = builder.property(name, value)
+    builder.partitionedBy(*partition_columns).execute()
 
 
 def _snapshot(spark: SparkSession, table: str) -> Any:

@@ -3,15 +3,15 @@
 Problem: a landing folder grows by files; each run must take the new ones only, every physical line unchanged,
 and a retry, a backfill or a second run at the same time must add nothing twice.
 
-Guarantee: a run is one commit on the bronze table, which only grows. A file is known by its path relative to the
-source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
-``load_id``, so that the highest ``load_id`` of a file is its present content. ``load_id`` is the ordinal of the
-landing partition (yyyymmddhh) * 1000 + the how-manieth load of that partition: it doesn't depend on the order
-in which hours are loaded. The commit carries a transaction number, for which two runs at once compete: the
-loser looks again at what is there and loads what is left.
+Guarantee: a run is one commit on the bronze table, which only grows. A file is known by its path relative to
+the source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
+``load_id``, so that the highest ``load_id`` of a file is its present content. ``load_id`` is the ordinal of
+the landing partition (yyyymmddhh) * 1000 + the how-manieth load of that partition: it doesn't depend on the
+order in which hours are loaded. The commit carries a transaction number, for which two runs at once compete:
+the loser looks again at what is there and loads what is left.
 
-A second table, ``<target>_files``, is the ledger of the files, empty ones included. It is written after bronze
-in a commit of its own under the same number; a run that finds it behind completes it from bronze first.
+A second table, ``<target>_files``, is the ledger of files, empty ones included. It is written after bronze in
+a commit of its own under the same number; a run that finds it behind completes it from bronze first.
 
 Cost: one listing of the window's folders, a look at the ledger, one pass over the new files.
 
@@ -24,33 +24,29 @@ Source: Data Engineering Design Patterns, chapter 2, Incremental Loader.
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from delta.exceptions import DeltaConcurrentModificationException
-from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from python_jobs.intervals import Interval, parse_time
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, utc_now
 from python_jobs.tables import (
     absolute,
-    delta_table,
+    find_commit,
     is_path,
     latest_version,
     read_table,
     table_exists,
-    table_location,
     transaction_version,
+    write_once,
 )
 
 APP_ID = "lakehouse_patterns.incremental_loader"
@@ -281,7 +277,7 @@ def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
     following = partition_folder(window.end, grain)
     if parameters.require_next_partition and not landing.has_folder(following):
         raise NotReady(
-            f"{folders[-1]} of {parameters.source} may still grow: {following} has not arrived; nothing was loaded"
+            f"{folders[-1]} of {parameters.source} may still grow: {following} has not arrived; none loaded"
         )
     return folders
 
@@ -347,7 +343,7 @@ def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> N
     ):  # ingested_at rises with every run, so that file statistics leave the old files unread
         bronze = bronze.where(F.col("ingested_at") > F.lit(since))
     rows = ledger_rows(bronze.drop("payload").distinct())
-    _write(spark, rows, parameters.ledger, run)
+    write_once(spark, rows, parameters.ledger, transaction=(APP_ID, run))
 
 
 def files_frame(spark: SparkSession, load_ids: Mapping[LandingFile, int], ingested_at: int) -> DataFrame:
@@ -380,7 +376,7 @@ def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
     r"""Return each physical line as ``payload`` with its file's ``url_path``.
 
     Only ``\n`` ends a line: a ``\r`` before it is content. Names ending in .gz are unpacked; gzip under
-    another name stays as it is, in lines that no parser will take. Hadoop drops a byte order mark at the start.
+    another name stays as it is, in lines that no parser takes. Hadoop drops a byte order mark at the start.
     """
     if not files:
         return spark.createDataFrame([], "payload string, url_path string")
@@ -395,60 +391,6 @@ def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
             ),
         )
     )
-
-
-def _write(
-    spark: SparkSession,
-    rows: DataFrame,
-    table: str,
-    run: int,
-    *,
-    partition_columns: Sequence[str] = (),
-    properties: Mapping[str, str] | None = None,
-    replace_where: str | None = None,
-) -> str:
-    """Commit ``rows`` as number ``run``; Delta skips it if another run has taken the number.
-
-    Returns the commit's user metadata, by which :func:`_find_commit` tells whether it happened.
-    """
-    commit = json.dumps({"job": APP_ID, "run": run, "id": str(uuid.uuid4())})
-    writer = (
-        rows.write.format("delta")
-        .option("txnAppId", APP_ID)
-        .option("txnVersion", str(run))
-        .option("userMetadata", commit)
-    )
-    exists = table_exists(spark, table)
-    if not exists and is_path(table):
-        writer = writer.options(**properties or {})
-    elif not exists:  # saveAsTable would drop the transaction number and the user metadata of a first write
-        _create(spark, table, rows.schema, partition_columns, properties or {})
-    if exists and replace_where:
-        writer = writer.mode("overwrite").option("replaceWhere", replace_where)
-    else:
-        writer = writer.mode("append")
-    path = absolute(table) if is_path(table) else table_location(spark, table)
-    writer.partitionBy(*partition_columns).save(path)
-    return commit
-
-
-def _find_commit(spark: SparkSession, table: str, user_metadata: str) -> dict[str, Any] | None:
-    """Return one of the newest commits of the table by its user metadata."""
-    history = delta_table(spark, table).history(20).where(F.col("userMetadata") == user_metadata).collect()
-    return history[0].asDict(recursive=True) if history else None
-
-
-def _create(
-    spark: SparkSession,
-    table: str,
-    schema: StructType,
-    partition_columns: Sequence[str],
-    properties: Mapping[str, str],
-) -> None:
-    builder = DeltaTable.createIfNotExists(spark).tableName(table).addColumns(schema)
-    for name, value in properties.items():
-        builder = builder.property(name, value)
-    builder.partitionedBy(*partition_columns).execute()
 
 
 def check_target(spark: SparkSession, target: str, partition_columns: Sequence[str]) -> None:
@@ -532,11 +474,12 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     ingested_at = max(int(now.timestamp() * 1_000_000), before.ingested_at + 1)
     file_rows = files_frame(spark, assign_load_ids(batch, before.load_ids), ingested_at)
     condition = _replace_condition(parameters, columns) if replacing else None
-    user_metadata = _write(
+    transaction = (APP_ID, before.run + 1)
+    user_metadata = write_once(
         spark,
         bronze_rows(read_lines(spark, batch), file_rows, columns),
         parameters.target,
-        before.run + 1,
+        transaction=transaction,
         partition_columns=columns,
         properties={
             "delta.appendOnly": str(not replacing).lower(),
@@ -545,11 +488,17 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         },
         replace_where=condition,
     )
-    data_commit = _find_commit(spark, parameters.target, user_metadata)
+    data_commit = find_commit(spark, parameters.target, user_metadata)
     if data_commit is None:
         return None
     with suppress(DeltaConcurrentModificationException):  # a run after ours has completed the ledger already
-        _write(spark, ledger_rows(file_rows), parameters.ledger, before.run + 1, replace_where=condition)
+        write_once(
+            spark,
+            ledger_rows(file_rows),
+            parameters.ledger,
+            transaction=transaction,
+            replace_where=condition,
+        )
     return report | {
         "lines_written": int(data_commit["operationMetrics"].get("numOutputRows", 0)),
         "table_version": data_commit["version"],

@@ -1,0 +1,296 @@
+"""Incremental Loader, tables: load the rows whose ingestion time lies in a half-open window.
+
+Problem: an append-only source table keeps growing; each run must take the rows added since the last one, and
+replaying a window of two months ago must read that window, not the two months since.
+
+Guarantee: a row goes to the target exactly as it is in the source, once, however often and in any order
+windows are run, killed and run again. Rows without a usable ingestion time are in no window: they go to
+``<target>_rejects`` with a reason, so that loaded + already loaded + rejected = read.
+
+- A **window** (``--from``, ``--to``) keeps no state. ``append`` adds the rows of the window that the target
+  lacks, by ``--key`` and the delta column; ``replace_window`` puts the source's rows of the window in the
+  place of the target's, for targets that nobody reads as a stream.
+- **Stateful** (``--bootstrap_from``): the window starts where the last run ended. That time is the
+  transaction number of the data's own commit, so that a run killed anywhere has done both or neither, and it
+  never moves back. ``--overlap_minutes`` reads that far back again, for rows committed late under an older
+  ingestion time; those that the target has, by key and delta column, are left out.
+
+The rejects are committed before the data. Of two runs on one target at once, the one that commits second
+starts over on what it then finds.
+
+Limits: a row deleted from the source stays in the target (mark it deleted and renew its ingestion time, or
+use Change Data Capture); rows of one key that share one ingestion time are one version if they come later.
+
+Cost: the source's files of the window (Delta's file statistics of the delta column) and the target's of the
+same window. A ``--delta_expression`` has no statistics: it reads the source whole.
+
+    spark-submit python_jobs/ingestion/incremental_table_loader.py --source legacy.visits \\
+        --target lakehouse/bronze/bronze_legacy_visits --delta_column ingestion_time --key visit_id \\
+        --from 2024-03-01T10 --to 2024-03-01T11
+
+Source: Data Engineering Design Patterns, chapter 2, Incremental Loader.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any, Literal
+
+from delta.exceptions import DeltaConcurrentModificationException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampNTZType, TimestampType
+
+from python_jobs.intervals import Interval, parse_time
+from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.tables import (
+    find_commit,
+    latest_version,
+    read_table,
+    table_exists,
+    transaction_version,
+    write_once,
+)
+
+APP_ID = "lakehouse_patterns.incremental_table_loader"
+
+_COMMIT_ATTEMPTS = 10
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Load the rows of a table whose ingestion time lies in a window."""
+
+    source: str
+    """Table to read, by path or catalog name."""
+    target: str
+    """Table to write, by path or catalog name; made if absent. Rejects go to <target>_rejects."""
+    delta_column: str
+    """Timestamp column that says when a row was ingested; the event's time would miss late rows."""
+    delta_expression: str | None = None
+    """SQL over the source's columns that gives the delta column, which the target then has in addition."""
+    from_: str | None = None
+    """Start of the window, inclusive."""
+    to: str | None = None
+    """End of the window, exclusive; a stateful run takes the clock if it is left out."""
+    bootstrap_from: str | None = None
+    """In place of from: start where the last run ended, the first time here."""
+    overlap_minutes: int = 0
+    """Stateful runs read that far back again, for rows that were committed late."""
+    mode: Literal["append", "replace_window"] = "append"
+    """replace_window rewrites the target's rows of the window: for tables that nobody reads as a stream."""
+    key: list[str] | None = None
+    """Columns that, with the delta column, tell one version of a row from another."""
+    now: str | None = None
+    """The time of the run (rejected_at, and the end of a stateful window); default: the clock."""
+
+    def __post_init__(self) -> None:
+        if (self.from_ is None) == (self.bootstrap_from is None):
+            raise WrongUse("pass either from and to (one window) or bootstrap_from (go on from the last run)")
+        if self.from_ is not None:
+            if self.to is None:
+                raise WrongUse(
+                    "a window needs both from and to: without an end a replay reads all that came since"
+                )
+            Interval.parse(self.from_, self.to)
+            if self.overlap_minutes:
+                raise WrongUse("overlap_minutes belongs to stateful runs; widen the window instead")
+        if self.overlap_minutes < 0:
+            raise WrongUse(f"overlap_minutes must be 0 or more, got {self.overlap_minutes}")
+        if self.mode == "append" and not self.key and (self.from_ is not None or self.overlap_minutes):
+            raise WrongUse(
+                "mode append needs key here, to leave out what an earlier run of the window has loaded; "
+                "or pass mode replace_window"
+            )
+
+    @property
+    def rejects(self) -> str:
+        return self.target.rstrip("/") + "_rejects"
+
+    @property
+    def state_id(self) -> str:
+        """The transaction id under which the target keeps how far this source has been loaded."""
+        return f"{APP_ID}:{self.source}"
+
+
+# --- from DataFrames to DataFrames ----------------------------------------------------------------------
+
+
+def with_delta_column(source: DataFrame, delta_column: str, delta_expression: str | None) -> DataFrame:
+    """Return the source with its delta column, computed if there is an expression; text is parsed, else NULL.
+
+    Raises:
+        WrongUse: the column is absent, is no timestamp, or would hide a column of the source.
+    """
+    types = {field.name: field.dataType for field in source.schema}
+    if delta_expression is not None:
+        if delta_column in types:
+            raise WrongUse(
+                f"the source has a column {delta_column}; name the computed delta column otherwise"
+            )
+        return source.withColumn(delta_column, F.expr(delta_expression).try_cast("timestamp"))
+    if delta_column not in types:
+        raise WrongUse(f"the source has no column {delta_column}; it has {', '.join(types)}")
+    if not isinstance(types[delta_column], TimestampType | TimestampNTZType):
+        raise WrongUse(
+            f"delta column {delta_column} is {types[delta_column].simpleString()}, not a timestamp; "
+            "pass delta_expression to compute one"
+        )
+    return source
+
+
+def in_window(rows: DataFrame, delta_column: str, window: Interval) -> DataFrame:
+    """Return the rows with ``start <= delta_column < end``."""
+    return rows.where(window_condition(delta_column, window))
+
+
+def window_condition(delta_column: str, window: Interval) -> str:
+    """Return the window as SQL with literal bounds, which file statistics can answer."""
+    start, end = (f"timestamp'{bound:%Y-%m-%d %H:%M:%S.%f}+00:00'" for bound in (window.start, window.end))
+    return f"`{delta_column}` >= {start} and `{delta_column}` < {end}"
+
+
+def not_in(rows: DataFrame, present: DataFrame, identity: Sequence[str]) -> DataFrame:
+    """Return the rows whose identity, NULL being a value, is not present."""
+    present = present.select(*(F.col(name).alias(f"present_{name}") for name in identity))
+    same = reduce(and_, (rows[name].eqNullSafe(present[f"present_{name}"]) for name in identity))
+    return rows.join(present, same, "left_anti")
+
+
+def undated(rows: DataFrame, delta_column: str, delta_expression: str | None) -> DataFrame:
+    """Return the rows without an ingestion time as JSON (``source_row``) with a ``reason``."""
+    columns = [name for name in rows.columns if delta_expression is None or name != delta_column]
+    reason = F.lit(f"{delta_column} is null")
+    if delta_expression is not None:
+        unparsable = F.lit(f"{delta_expression} is not a timestamp")
+        reason = F.when(F.expr(delta_expression).isNull(), F.lit(f"{delta_expression} is null")).otherwise(
+            unparsable
+        )
+    return rows.where(F.col(delta_column).isNull()).select(
+        F.to_json(F.struct(*columns), {"ignoreNullFields": "false"}).alias("source_row"),
+        reason.alias("reason"),
+    )
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Load one window; when another run commits first, start over on what is then there."""
+    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    for _ in range(_COMMIT_ATTEMPTS):
+        try:
+            report = _load(spark, parameters, now)
+        except DeltaConcurrentModificationException:
+            continue
+        if report is not None:
+            return report
+    raise JobFailed(f"other runs kept committing to {parameters.target}; run again")
+
+
+def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> Interval | None:
+    """Return the window to load, overlap excluded, or None if a stateful run has nothing to do yet."""
+    if parameters.from_ is not None and parameters.to is not None:
+        return Interval.parse(parameters.from_, parameters.to)
+    assert parameters.bootstrap_from is not None
+    start = parse_time(parameters.bootstrap_from)
+    if table_exists(spark, parameters.target):
+        state = transaction_version(spark, parameters.target, parameters.state_id)
+        start = start if state is None else _EPOCH + state * _MICROSECOND
+    end = now if parameters.to is None else parse_time(parameters.to)
+    return Interval(start, end) if start < end else None
+
+
+def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any] | None:
+    """Return the report, or None if another stateful run has loaded the window."""
+    source = with_delta_column(
+        read_table(spark, parameters.source), parameters.delta_column, parameters.delta_expression
+    )
+    _check_target(spark, parameters.target, source)
+    window = next_window(spark, parameters, now)
+    report: dict[str, Any] = {
+        "source": parameters.source,
+        "target": parameters.target,
+        "from": window and window.start.isoformat(),
+        "to": window and window.end.isoformat(),
+    }
+    if window is None:
+        return report | {"rows_read": 0, "rows_loaded": 0, "rows_already_loaded": 0, "rows_rejected": 0}
+
+    rejected = _write_rejects(spark, parameters, source, now)
+    overlap = dt.timedelta(minutes=parameters.overlap_minutes)
+    reach = Interval(window.start - overlap, window.end)
+    observation = Observation()
+    rows = in_window(source, parameters.delta_column, reach).observe(
+        observation, F.count(F.lit(1)).alias("rows")
+    )
+    replacing = parameters.mode == "replace_window"
+    if not replacing and parameters.key and table_exists(spark, parameters.target):
+        target = in_window(read_table(spark, parameters.target), parameters.delta_column, reach)
+        rows = not_in(rows, target, [*parameters.key, parameters.delta_column])
+
+    stateful = parameters.bootstrap_from is not None
+    state = (window.end - _EPOCH) // _MICROSECOND
+    user_metadata = write_once(
+        spark,
+        rows,
+        parameters.target,
+        transaction=(parameters.state_id, state) if stateful else None,
+        replace_where=window_condition(parameters.delta_column, reach) if replacing else None,
+    )
+    commit = find_commit(spark, parameters.target, user_metadata)
+    if commit is None and stateful:
+        return None
+    read = observation.get["rows"]
+    loaded = (
+        int(commit["operationMetrics"].get("numOutputRows", 0)) if commit else 0
+    )  # Delta commits no nothing
+    return report | {
+        "rows_read": read + rejected["rows_rejected"],
+        "rows_loaded": loaded,
+        "rows_already_loaded": read - loaded,
+        **rejected,
+        "table_version": commit["version"] if commit else latest_version(spark, parameters.target),
+    }
+
+
+def _write_rejects(
+    spark: SparkSession, parameters: Parameters, source: DataFrame, now: dt.datetime
+) -> dict[str, Any]:
+    """Append the undated rows that the rejects table lacks, each as often as the source has it more often."""
+    rejects = undated(source, parameters.delta_column, parameters.delta_expression)
+    seen = rejects.count()
+    if table_exists(spark, parameters.rejects):
+        rejects = rejects.exceptAll(read_table(spark, parameters.rejects).select("source_row", "reason"))
+    if seen and not rejects.isEmpty():
+        micros = (now - _EPOCH) // _MICROSECOND
+        write_once(
+            spark, rejects.withColumn("rejected_at", F.timestamp_micros(F.lit(micros))), parameters.rejects
+        )
+    version = latest_version(spark, parameters.rejects) if table_exists(spark, parameters.rejects) else None
+    return {"rows_rejected": seen, "rejects_version": version}
+
+
+def _check_target(spark: SparkSession, target: str, rows: DataFrame) -> None:
+    """Raise WrongUse if the target exists and its columns are not those of the rows."""
+    if not table_exists(spark, target):
+        return
+    has, needs = dict(read_table(spark, target).dtypes), dict(rows.dtypes)
+    if has != needs:
+        differing = sorted(name for name in has.keys() | needs.keys() if has.get(name) != needs.get(name))
+        raise WrongUse(
+            f"target {target} is a table of another schema: "
+            + "; ".join(
+                f"{n} is {has.get(n, 'absent')}, the source's is {needs.get(n, 'absent')}" for n in differing
+            )
+        )
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
