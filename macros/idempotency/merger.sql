@@ -1,0 +1,531 @@
+{#-
+    Merger: applies an increment to a table by key, deletions included, in one MERGE.
+
+    It works on `materialized='incremental'` with `incremental_strategy='merge'`: dbt asks for the SQL that creates
+    the table and for the SQL that merges a batch into it, and the two overrides below answer for a model that has
+    options under `meta.lakehouse_patterns.merger`. For any other model they hand back what dbt-spark gives.
+
+    What dbt-spark's merge lacks, and why it can't be added around it:
+    - a branch for deletions, and the guard that keeps an unknown key's deletion from being inserted;
+    - one row a key: Delta refuses two changes of a stored key, and silently inserts both of a new one;
+    - NULL keys: `=` never matches them, so that every run would insert them again;
+    - an order: an old change that comes late must not win;
+    - literal partition values in the ON clause: `target.day = source.day` alone prunes nothing.
+-#}
+
+{% macro spark__create_table_as(temporary, relation, compiled_code, language='sql') %}
+    {#- First load and full refresh: the same rules as in a merge, there is only nothing to merge with. -#}
+    {%- set options = lakehouse_patterns.options('merger') -%}
+    {%- if options is not none -%}
+        {%- do lakehouse_patterns._merger_require_model(language) -%}
+    {%- endif -%}
+    {%- if options is none or temporary -%}
+        {{ return(dbt.spark__create_table_as(temporary, relation, compiled_code, language)) }}
+    {%- endif -%}
+
+    {%- set batch = lakehouse_patterns._merger_batch_view(relation) -%}
+    {%- call statement('create_batch_view') -%}
+        {{ create_temporary_view(batch, compiled_code) }}
+    {%- endcall -%}
+    {%- set merger = lakehouse_patterns._merger(options, relation, adapter.get_columns_in_relation(batch)) -%}
+    {%- do lakehouse_patterns._merger_quarantine(merger, batch) -%}
+    {{ return(dbt.spark__create_table_as(
+        false, relation, lakehouse_patterns._merger_first_load(merger, batch), language
+    )) }}
+{% endmacro %}
+
+
+{% macro spark__get_merge_sql(target, source, unique_key, dest_columns, incremental_predicates) %}
+    {%- set options = lakehouse_patterns.options('merger') -%}
+    {%- if options is none -%}
+        {{ return(dbt.spark__get_merge_sql(target, source, unique_key, dest_columns, incremental_predicates)) }}
+    {%- endif -%}
+
+    {%- set merger = lakehouse_patterns._merger(options, target, adapter.get_columns_in_relation(source)) -%}
+    {%- do lakehouse_patterns._merger_quarantine(merger, source) -%}
+    {{ return(lakehouse_patterns._merger_merge(
+        merger,
+        source,
+        target,
+        lakehouse_patterns._merger_written_columns(merger, target, adapter.get_columns_in_relation(target)),
+        lakehouse_patterns._merger_partition_values(merger, source),
+        incremental_predicates or []
+    )) }}
+{% endmacro %}
+
+
+{#- Options -#}
+
+{% macro _merger_require_model(language) %}
+    {%- for name, value, needed in [
+        ('materialized', config.get('materialized'), 'incremental'),
+        ('incremental_strategy', config.get('incremental_strategy'), 'merge'),
+        ('file_format', config.get('file_format'), 'delta'),
+        ('language', language, 'sql')
+    ] -%}
+        {%- do lakehouse_patterns.require(
+            value == needed, "meta.lakehouse_patterns.merger needs " ~ name ~ "='" ~ needed ~ "', got '" ~ value ~ "'"
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _merger(options, relation, batch_columns) %}
+    {#- The checked options, the relation they are for, and the batch's column names to data types. -#}
+    {%- do lakehouse_patterns.require_known_keys(
+        'meta.lakehouse_patterns.merger',
+        options,
+        ['deletes', 'is_deleted', 'sequence', 'on_null_key', 'nullable_key', 'prune_by']
+    ) -%}
+    {%- set key = lakehouse_patterns.as_list(config.get('unique_key')) -%}
+    {%- set partitions = lakehouse_patterns.as_list(config.get('partition_by')) -%}
+    {%- set merger = {
+        'relation': relation,
+        'types': {},
+        'key': key,
+        'nullable_key': lakehouse_patterns.as_list(options.get('nullable_key')),
+        'on_null_key': options.get('on_null_key', 'fail'),
+        'sequence': lakehouse_patterns.as_list(options.get('sequence')),
+        'deletes': options.get('deletes', 'none'),
+        'is_deleted': options.get('is_deleted'),
+        'prune_by': lakehouse_patterns.as_list(options.get('prune_by', partitions | select('in', key) | list))
+    } -%}
+    {%- for column in batch_columns -%}
+        {%- do merger.types.update({column.name: column.dtype}) -%}
+    {%- endfor -%}
+
+    {%- do lakehouse_patterns.require(
+        key | length > 0, 'meta.lakehouse_patterns.merger needs unique_key: the column or columns that never change'
+    ) -%}
+    {%- do lakehouse_patterns.require_one_of('deletes', merger.deletes, ['none', 'soft', 'hard']) -%}
+    {%- do lakehouse_patterns.require_one_of('on_null_key', merger.on_null_key, ['fail', 'quarantine']) -%}
+    {%- do lakehouse_patterns.require(
+        (merger.deletes == 'none') == (merger.is_deleted is none),
+        "deletes: soft and deletes: hard need is_deleted, and is_deleted needs one of them; got deletes: "
+        ~ merger.deletes ~ " and is_deleted: " ~ merger.is_deleted
+    ) -%}
+    {%- for option, names, allowed in [
+        ('nullable_key', merger.nullable_key, key), ('prune_by', merger.prune_by, partitions)
+    ] -%}
+        {%- for name in names -%}
+            {%- do lakehouse_patterns.require(
+                name in allowed,
+                option ~ " may name only columns of " ~ ('unique_key' if option == 'nullable_key' else 'partition_by')
+                ~ " (" ~ (allowed | join(', ')) ~ "), got '" ~ name ~ "'"
+            ) -%}
+        {%- endfor -%}
+    {%- endfor -%}
+    {%- for name in key + merger.sequence + merger.prune_by + ([merger.is_deleted] if merger.is_deleted else []) -%}
+        {%- do lakehouse_patterns.require(
+            name in merger.types, "the model has no column '" ~ name ~ "'; it has: " ~ (merger.types | join(', '))
+        ) -%}
+    {%- endfor -%}
+    {%- if merger.is_deleted -%}
+        {%- do lakehouse_patterns.require(
+            merger.types[merger.is_deleted] == 'boolean',
+            "is_deleted must be a boolean, '" ~ merger.is_deleted ~ "' is a " ~ merger.types[merger.is_deleted]
+        ) -%}
+    {%- endif -%}
+    {{ return(merger) }}
+{% endmacro %}
+
+
+{% macro _merger_written_columns(merger, target, target_columns) %}
+    {#-
+        The columns that a merge inserts and updates: those of the target, so that the batch follows the target's
+        schema and not a second column list. Values are cast as Delta stores them: an overflow or a text that is no
+        number fails the run, in either ANSI mode.
+    -#}
+    {%- set inserted, missing = [], [] -%}
+    {%- for column in target_columns -%}
+        {%- do (inserted if column.name in merger.types else missing).append(column.name) -%}
+    {%- endfor -%}
+    {%- do lakehouse_patterns.require(
+        not missing or config.get('on_schema_change') == 'append_new_columns',
+        target ~ ' has columns that the model lacks: ' ~ (missing | join(', '))
+        ~ "; they stay as they are with on_schema_change='append_new_columns'"
+    ) -%}
+    {%- for name in merger.key + merger.sequence + ([merger.is_deleted] if merger.is_deleted else []) -%}
+        {%- do lakehouse_patterns.require(
+            name in inserted,
+            target ~ " has no column '" ~ name ~ "': run the model with on_schema_change='append_new_columns' "
+            ~ "or with --full-refresh"
+        ) -%}
+    {%- endfor -%}
+
+    {%- set updated = get_merge_update_columns(
+        config.get('merge_update_columns'), config.get('merge_exclude_columns'), target_columns
+    ) -%}
+    {%- set updated = updated | map('replace', '`', '') | list if updated else inserted -%}
+    {%- for name in merger.sequence + ([merger.is_deleted] if merger.deletes == 'soft' else []) -%}
+        {%- do lakehouse_patterns.require(
+            name in updated,
+            "merge_update_columns and merge_exclude_columns must leave '" ~ name
+            ~ "' updated: without it later changes are compared with an old state"
+        ) -%}
+    {%- endfor -%}
+    {{ return({'inserted': inserted, 'updated': updated}) }}
+{% endmacro %}
+
+
+{#- The batch -#}
+
+{% macro _merger_batch_view(relation) %}
+    {#- The temporary view that dbt-spark's incremental materialization makes of the model's SQL. -#}
+    {{ return(
+        relation.incorporate(path={'identifier': relation.identifier ~ '__dbt_tmp'}).include(database=false, schema=false)
+    ) }}
+{% endmacro %}
+
+
+{% macro _merger_names(names, alias=none) %}
+    {%- set quoted = [] -%}
+    {%- for name in names -%}
+        {%- do quoted.append((alias ~ '.' if alias else '') ~ adapter.quote(name)) -%}
+    {%- endfor -%}
+    {{ return(quoted) }}
+{% endmacro %}
+
+
+{% macro _merger_latest(merger, batch) %}
+    {#-
+        The batch's newest row of each key; a NULL flag means "not deleted". Ties are broken by all other columns
+        (a deletion first), so that the order in which rows are read decides nothing. A row without a sequence comes
+        first: it must be refused, not lost behind its siblings.
+    -#}
+    {%- set order = [] -%}
+    {%- for name in lakehouse_patterns._merger_names(merger.sequence) -%}
+        {%- do order.append(name ~ ' desc nulls first') -%}
+    {%- endfor -%}
+    {%- if merger.is_deleted -%}
+        {%- do order.append('coalesce(' ~ adapter.quote(merger.is_deleted) ~ ', false) desc') -%}
+    {%- endif -%}
+    {%- for name, type in merger.types.items() if name not in merger.key + merger.sequence + [merger.is_deleted] -%}
+        {%- set quoted = adapter.quote(name) -%}
+        {%- set sortable = 'map<' not in type and 'variant' not in type -%}
+        {%- do order.append((quoted if sortable else 'to_json(struct(' ~ quoted ~ '))') ~ ' desc') -%}
+    {%- endfor -%}
+    select {{ lakehouse_patterns._merger_names(merger.types) | join(', ') }}
+    from (
+        select
+            {%- for name in merger.types %}
+            {% if name == merger.is_deleted -%}
+                coalesce(batch.{{ adapter.quote(name) }}, false) as {{ adapter.quote(name) }},
+            {%- else -%}
+                batch.{{ adapter.quote(name) }},
+            {%- endif %}
+            {%- endfor %}
+            row_number() over (
+                partition by {{ lakehouse_patterns._merger_names(merger.key) | join(', ') }}
+                order by {{ (order or lakehouse_patterns._merger_names(merger.key)) | join(', ') }}
+            ) as lakehouse_patterns_rank
+        from {{ batch }} as batch
+        {%- if merger.on_null_key == 'quarantine' %}
+        left anti join {{ lakehouse_patterns._merger_quarantine_table(merger) }} as quarantine
+            on quarantine.record_hash = case
+                when {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
+                    then sha2({{ lakehouse_patterns._merger_payload(merger, 'batch') }}, 256)
+            end
+        {%- endif %}
+    )
+    where lakehouse_patterns_rank = 1
+{%- endmacro %}
+
+
+{% macro _merger_incomplete(merger, alias) %}
+    {#- Whether a row lacks a part of its key that must be there, or a part of its sequence. -#}
+    {%- set conditions = [] -%}
+    {%- for name in lakehouse_patterns._merger_names(lakehouse_patterns._merger_required(merger), alias) -%}
+        {%- do conditions.append(name ~ ' is null') -%}
+    {%- endfor -%}
+    {{ return('(' ~ (conditions or ['false']) | join(' or ') ~ ')') }}
+{% endmacro %}
+
+
+{% macro _merger_required(merger) %}
+    {{ return(merger.key | reject('in', merger.nullable_key) | list + merger.sequence) }}
+{% endmacro %}
+
+
+{% macro _merger_null_columns(merger, alias) %}
+    {#- SQL for the names of the columns that make a row incomplete. -#}
+    {%- set names = [] -%}
+    {%- for name in lakehouse_patterns._merger_required(merger) -%}
+        {%- do names.append("case when " ~ alias ~ "." ~ adapter.quote(name) ~ " is null then '" ~ name ~ "' end") -%}
+    {%- endfor -%}
+    {{ return("concat_ws(', ', " ~ (names | join(', ')) ~ ")") }}
+{% endmacro %}
+
+
+{% macro _merger_refusal(merger, alias) %}
+    {#- SQL that stops the statement at an incomplete row. -#}
+    {%- set advice = {
+        'fail': 'correct the source, or set such rows aside with on_null_key: quarantine',
+        'quarantine': 'it came while the others were being quarantined, run the model again'
+    } -%}
+    {{ return(
+        "raise_error(concat('lakehouse_patterns: the batch of " ~ merger.relation ~ " has a row with NULL in ', "
+        ~ lakehouse_patterns._merger_null_columns(merger, alias) ~ ", '; " ~ advice[merger.on_null_key] ~ "'))"
+    ) }}
+{% endmacro %}
+
+
+{% macro _merger_first_load(merger, batch) %}
+    {%- set incomplete = lakehouse_patterns._merger_incomplete(merger, 'latest') -%}
+    select
+        {%- for name in merger.types %}
+        {% if name == merger.key[0] -%}
+            case
+                when {{ incomplete }} then {{ lakehouse_patterns._merger_refusal(merger, 'latest') }}
+                else latest.{{ adapter.quote(name) }}
+            end as {{ adapter.quote(name) }}
+        {%- else -%}
+            latest.{{ adapter.quote(name) }}
+        {%- endif %}
+        {{- ',' if not loop.last }}
+        {%- endfor %}
+    from (
+        {{ lakehouse_patterns._merger_latest(merger, batch) }}
+    ) as latest
+    {%- if merger.deletes == 'hard' %}
+    where not latest.{{ adapter.quote(merger.is_deleted) }} or {{ incomplete }}
+    {%- endif %}
+{%- endmacro %}
+
+
+{#- Quarantine -#}
+
+{% macro _merger_quarantine_table(merger) %}
+    {{ return(merger.relation.incorporate(path={'identifier': merger.relation.identifier ~ '__quarantine'})) }}
+{% endmacro %}
+
+
+{% macro _merger_payload(merger, alias) %}
+    {#- The whole row as JSON; Spark's own timestamp format would drop the microseconds. -#}
+    {{ return(
+        'to_json(struct(' ~ (lakehouse_patterns._merger_names(merger.types, alias) | join(', '))
+        ~ "), map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX', 'ignoreNullFields', 'false'))"
+    ) }}
+{% endmacro %}
+
+
+{% macro _merger_quarantine(merger, batch) %}
+    {#-
+        Sets incomplete rows aside, each once whatever the number of reruns, before the target is written. The merge
+        then leaves out the rows that are in quarantine, not all incomplete ones: a row that comes in between stops
+        the run instead of getting lost.
+    -#}
+    {%- if merger.on_null_key == 'quarantine' -%}
+        {%- set table = lakehouse_patterns._merger_quarantine_table(merger) -%}
+        {%- call statement('create_quarantine') -%}
+            create table if not exists {{ table }} (
+                record_hash string comment 'sha2-256 of payload: a record is kept once',
+                payload string comment 'the row of the batch as JSON',
+                error_class string comment 'NULL_KEY',
+                error_message string comment 'the columns that are NULL',
+                copies bigint comment 'how often the batch held the row when it came first',
+                quarantined_at timestamp comment 'start of the dbt run'
+            )
+            using delta
+            {%- if config.get('location_root') %}
+            location '{{ config.get('location_root') }}/{{ table.identifier }}'
+            {%- endif %}
+        {%- endcall -%}
+        {%- call statement('quarantine') -%}
+            merge into {{ table }} as quarantine
+            using (
+                select
+                    sha2(payload, 256) as record_hash,
+                    payload,
+                    'NULL_KEY' as error_class,
+                    error_message,
+                    count(*) as copies,
+                    timestamp'{{ run_started_at.isoformat() }}' as quarantined_at
+                from (
+                    select
+                        {{ lakehouse_patterns._merger_payload(merger, 'batch') }} as payload,
+                        concat('NULL in ', {{ lakehouse_patterns._merger_null_columns(merger, 'batch') }}) as error_message
+                    from {{ batch }} as batch
+                    where {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
+                )
+                group by payload, error_message
+            ) as incomplete
+            on quarantine.record_hash = incomplete.record_hash
+            when not matched then insert *
+        {%- endcall -%}
+    {%- endif -%}
+{% endmacro %}
+
+
+{#- The merge -#}
+
+{% macro _merger_partition_values(merger, batch) %}
+    {#-
+        For each column of prune_by what the batch holds, read in one pass over these columns alone:
+        {column: {literals: none when there are too many, minimum, maximum, has_null}}, as SQL.
+    -#}
+    {%- set found = {} -%}
+    {%- if merger.prune_by -%}
+        {%- set result = run_query(lakehouse_patterns._merger_partition_query(merger, batch)) -%}
+        {%- for name in merger.prune_by -%}
+            {%- set row = result.rows[0] -%}
+            {%- do found.update({name: {
+                'literals': row['literals_' ~ loop.index],
+                'minimum': row['minimum_' ~ loop.index],
+                'maximum': row['maximum_' ~ loop.index],
+                'has_null': row['has_null_' ~ loop.index]
+            }}) -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ return(found) }}
+{% endmacro %}
+
+
+{% macro _merger_partition_query(merger, batch) %}
+    {#- Lists of more than 500 literals cost more to parse and compare than the files they spare. -#}
+    select
+        {%- for name in merger.prune_by %}
+        {%- set type, i = merger.types[name], loop.index %}
+        case
+            when size(distinct_{{ i }}) <= 500 then array_join(
+                transform(sort_array(distinct_{{ i }}), value -> {{ lakehouse_patterns._merger_literal('value', type) }}), ', '
+            )
+        end as literals_{{ i }},
+        {{ lakehouse_patterns._merger_literal('least_' ~ i, type) }} as minimum_{{ i }},
+        {{ lakehouse_patterns._merger_literal('greatest_' ~ i, type) }} as maximum_{{ i }},
+        nulls_{{ i }} > 0 as has_null_{{ i }}
+        {{- ',' if not loop.last }}
+        {%- endfor %}
+    from (
+        select
+            {%- for name in lakehouse_patterns._merger_names(merger.prune_by) %}
+            collect_set({{ name }}) as distinct_{{ loop.index }},
+            min({{ name }}) as least_{{ loop.index }},
+            max({{ name }}) as greatest_{{ loop.index }},
+            count_if({{ name }} is null) as nulls_{{ loop.index }}
+            {{- ',' if not loop.last }}
+            {%- endfor %}
+        from {{ batch }}
+    )
+{% endmacro %}
+
+
+{% macro _merger_literal(value, type) %}
+    {#- SQL that writes a value as a SQL literal. -#}
+    {%- if type == 'string' or type.startswith('varchar') or type.startswith('char') -%}
+        {{ return("concat('\\'', replace(replace(" ~ value ~ ", '\\\\', '\\\\\\\\'), '\\'', '\\\\\\''), '\\'')") }}
+    {%- elif type in ['date', 'timestamp_ntz'] -%}
+        {{ return("concat('" ~ type ~ "\\'', " ~ value ~ ", '\\'')") }}
+    {%- elif type == 'timestamp' -%}
+        {#- A printed timestamp means two instants in the hour when the clocks go back. -#}
+        {{ return("concat('timestamp_micros(', unix_micros(" ~ value ~ "), ')')") }}
+    {%- elif type in ['tinyint', 'smallint', 'int', 'bigint', 'boolean'] or type.startswith('decimal') -%}
+        {{ return("cast(" ~ value ~ " as string)") }}
+    {%- endif -%}
+    {%- do lakehouse_patterns.require(false, 'prune_by may not name a column of type ' ~ type) -%}
+{% endmacro %}
+
+
+{% macro _merger_pruned(partition_values, alias) %}
+    {#- The conditions that keep the batch's partitions, one a column. -#}
+    {%- set conditions = [] -%}
+    {%- for name, found in partition_values.items() -%}
+        {%- set column = alias ~ '.' ~ adapter.quote(name) -%}
+        {%- set alternatives = [] -%}
+        {%- if found.literals -%}
+            {%- do alternatives.append(column ~ ' in (' ~ found.literals ~ ')') -%}
+        {%- elif found.minimum is not none -%}
+            {%- do alternatives.append(column ~ ' between ' ~ found.minimum ~ ' and ' ~ found.maximum) -%}
+        {%- endif -%}
+        {%- if found.has_null -%}
+            {%- do alternatives.append(column ~ ' is null') -%}
+        {%- endif -%}
+        {%- do conditions.append('(' ~ (alternatives or ['false']) | join(' or ') ~ ')') -%}
+    {%- endfor -%}
+    {{ return(conditions) }}
+{% endmacro %}
+
+
+{% macro _merger_same_key(merger, left, right) %}
+    {%- set conditions = [] -%}
+    {%- for name in merger.key -%}
+        {%- set equals = ' <=> ' if name in merger.nullable_key else ' = ' -%}
+        {%- do conditions.append(left ~ '.' ~ adapter.quote(name) ~ equals ~ right ~ '.' ~ adapter.quote(name)) -%}
+    {%- endfor -%}
+    {{ return(conditions) }}
+{% endmacro %}
+
+
+{% macro _merger_newer(merger, batch, stored) %}
+    {#- Structs compare field by field and take NULL for the least: a stored row without a sequence is the oldest. -#}
+    {{ return(
+        'struct(' ~ (lakehouse_patterns._merger_names(merger.sequence, batch) | join(', ')) ~ ') > struct('
+        ~ (lakehouse_patterns._merger_names(merger.sequence, stored) | join(', ')) ~ ')'
+    ) }}
+{% endmacro %}
+
+
+{% macro _merger_merge(merger, batch, target, columns, partition_values, incremental_predicates) %}
+    {#-
+        Stale rows leave the batch before the merge: Delta rewrites each file that holds a matched row, even when no
+        clause applies to it, and a rerun shall write nothing. `rand() < 1` is always true and makes the batch
+        nondeterministic for Delta, which then evaluates it once and keeps it; otherwise it would be evaluated for
+        finding the files and again for writing them.
+
+        A row outside of the partitions that were looked up came after the look-up. It would be taken for a new key.
+    -#}
+    {%- set source, stored = 'DBT_INTERNAL_SOURCE', 'DBT_INTERNAL_DEST' -%}
+    {%- set incomplete = lakehouse_patterns._merger_incomplete(merger, source) -%}
+    {%- set deleted = source ~ '.' ~ adapter.quote(merger.is_deleted) if merger.deletes == 'hard' -%}
+    {%- set newer = ' and ' ~ lakehouse_patterns._merger_newer(merger, source, stored) if merger.sequence else '' -%}
+    {%- set refused_column = adapter.quote(merger.key[0]) -%}
+    merge into {{ target }} as {{ stored }}
+    using (
+        select batch.*
+        from (
+            {{ lakehouse_patterns._merger_latest(merger, batch) }}
+        ) as batch
+        {%- if merger.sequence %}
+        left anti join {{ target }} as stored
+            on {{ (
+                lakehouse_patterns._merger_same_key(merger, 'batch', 'stored')
+                + lakehouse_patterns._merger_pruned(partition_values, 'stored')
+                + ['not ' ~ lakehouse_patterns._merger_incomplete(merger, 'batch')]
+                + ['not ' ~ lakehouse_patterns._merger_newer(merger, 'batch', 'stored')]
+            ) | join('\n            and ') }}
+        {%- endif %}
+        where rand() < 1
+    ) as {{ source }}
+    on {{ (
+        lakehouse_patterns._merger_same_key(merger, source, stored)
+        + lakehouse_patterns._merger_pruned(partition_values, stored)
+        + incremental_predicates
+    ) | join('\n        and ') }}
+    {%- if merger.sequence %}
+    when matched and {{ incomplete }}
+        then update set {{ refused_column }} = {{ lakehouse_patterns._merger_refusal(merger, source) }}
+    {%- endif %}
+    {%- if deleted %}
+    when matched and {{ deleted }}{{ newer }} then delete
+    {%- endif %}
+    when matched{{ newer }} then update set
+        {%- for name in lakehouse_patterns._merger_names(columns.updated) %}
+        {{ name }} = {{ source }}.{{ name }}
+        {{- ',' if not loop.last }}
+        {%- endfor %}
+    {%- if incomplete != '(false)' %}
+    when not matched and {{ incomplete }}
+        then insert ({{ refused_column }}) values ({{ lakehouse_patterns._merger_refusal(merger, source) }})
+    {%- endif %}
+    {%- if partition_values %}
+    when not matched and not coalesce({{ lakehouse_patterns._merger_pruned(partition_values, source) | join(' and ') }}, false)
+        then insert ({{ refused_column }}) values (raise_error(
+            'lakehouse_patterns: the source of {{ target }} changed while the model was running, run it again'
+        ))
+    {%- endif %}
+    when not matched{{ ' and not ' ~ deleted if deleted }} then insert (
+        {{ lakehouse_patterns._merger_names(columns.inserted) | join(', ') }}
+    ) values (
+        {{ lakehouse_patterns._merger_names(columns.inserted, source) | join(', ') }}
+    )
+{% endmacro %}
