@@ -1,0 +1,694 @@
+"""Merger: the merge that a configured incremental model runs, its first load, and what it refuses."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from tests.support.dbt_project import DbtProject
+from tests.support.killer import TableState, run_and_kill
+from tests.support.render import MacroRenderer
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippets
+
+DAY_1, DAY_2, DAY_3 = dt.date(2026, 1, 1), dt.date(2026, 1, 2), dt.date(2026, 1, 3)
+
+
+class Merged:
+    """A Delta table and the merges into it, rendered from the package's macros and run one by one."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        render: MacroRenderer,
+        path: str,
+        schema: str,
+        partition_by: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        self.spark, self._render, self.schema, self.name = spark, render, schema, f"delta.`{path}`"
+        self._partitions = f"partitioned by ({', '.join(partition_by)})" if partition_by else ""
+        defaults = {
+            "nullable_key": [],
+            "on_null_key": "fail",
+            "sequence": [],
+            "deletes": "none",
+            "is_deleted": None,
+            "prune_by": [],
+        }
+        types = dict(spark.createDataFrame([], schema).dtypes)
+        self.merger = {"relation": self.name, "types": types} | defaults | options
+
+    def batch(self, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+        """Make ``rows`` the current batch."""
+        frame = self.spark.createDataFrame(list(rows), self.schema)
+        frame.createOrReplaceTempView("batch")
+        return frame
+
+    def load(self, rows: Sequence[tuple[Any, ...]]) -> Merged:
+        """Create the table from its first batch."""
+        self.batch(rows)
+        select = self._render("_merger_first_load", merger=self.merger, batch="batch")
+        self.spark.sql(f"create or replace table {self.name} using delta {self._partitions} as {select}")
+        return self
+
+    def statement(self, rows: Sequence[tuple[Any, ...]]) -> str:
+        """Return the MERGE for ``rows``, with their partition values looked up."""
+        self.batch(rows)
+        values = self._render("_merger_partition_values", merger=self.merger, batch="batch")
+        columns = list(self.merger["types"])
+        return self._render(
+            "_merger_merge",
+            merger=self.merger,
+            batch="batch",
+            target=self.name,
+            columns={"inserted": columns, "updated": columns},
+            partition_values=values,
+            incremental_predicates=[],
+        )
+
+    def merge(self, *rows: tuple[Any, ...]) -> Merged:
+        """Merge one batch."""
+        self.spark.sql(self.statement(rows))
+        return self
+
+    def holds(self, *rows: tuple[Any, ...]) -> None:
+        """Assert the table's rows."""
+        assert_rows(self.spark.table(self.name), rows)
+
+    @property
+    def last(self) -> Row:
+        """The newest entry of the table's history."""
+        return self.spark.sql(f"describe history {self.name} limit 1").collect()[0]
+
+
+@pytest.fixture
+def merged(spark: SparkSession, render: MacroRenderer, table_path: str) -> Callable[..., Merged]:
+    """Return a function that makes a :class:`Merged` table with the given options."""
+
+    def make(schema: str, **options: Any) -> Merged:
+        return Merged(spark, render, table_path, schema, **options)
+
+    return make
+
+
+HARD = {"deletes": "hard", "is_deleted": "is_deleted"}
+SOFT = {"deletes": "soft", "is_deleted": "is_deleted"}
+USERS = "id string, plan string, seq int, is_deleted boolean"
+
+
+# --- by key ----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_inserts_updates_and_deletes_at_once(merged: Callable[..., Merged], ansi_modes: str) -> None:
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD)
+    users.load([("a", "basic", 1, False), ("b", "basic", 1, False), ("kept", "basic", 1, False)])
+    users.merge(("a", "premium", 2, False), ("b", "basic", 2, True), ("c", "basic", 2, False))
+    users.holds(("a", "premium", 2, False), ("c", "basic", 2, False), ("kept", "basic", 1, False))
+    assert users.last.version == 1, "one commit a batch"
+
+
+def test_deletions_of_unknown_keys_are_not_inserted_and_a_deleted_key_can_return(
+    merged: Callable[..., Merged],
+) -> None:
+    schema = "type string, version string, full_name string, is_deleted boolean"
+    devices = merged(schema, key=["type", "version"], **HARD)
+    devices.load([("galaxy", "Android 11", "Galaxy", True), ("mac", "v1", "Mac", False)])
+    devices.holds(("mac", "v1", "Mac", False))
+    devices.merge(("unknown", "v1", "x", True))
+    devices.holds(("mac", "v1", "Mac", False))
+    devices.merge(("mac", "v1", "Mac", True), ("lg", "v1", "LG", False))
+    devices.holds(("lg", "v1", "LG", False))
+    devices.merge(("mac", "v1", "Mac again", False))
+    devices.holds(("lg", "v1", "LG", False), ("mac", "v1", "Mac again", False))
+
+
+def test_replaying_increments_is_not_historically_consistent(merged: Callable[..., Merged]) -> None:
+    """The specification's table: a replay starts from today's table, Stateful Merger restores it first."""
+    schema = "id string, state string, is_deleted boolean"
+
+    def row(name: str) -> tuple[str, str, bool]:
+        entity, _, change = name.partition("-")
+        return (entity, "updated" if change == "U" else "new", change == "D")
+
+    hours = [["A"], ["A-U", "B"], ["B-D", "C"], ["M", "N", "O"]]
+    table = merged(schema, key=["id"], **HARD).load([row(name) for name in hours[0]])
+
+    def run(hour: int) -> list[str]:
+        table.merge(*(row(name) for name in hours[hour]))
+        rows = table.spark.table(table.name).collect()
+        return sorted(r.id + ("-U" if r.state == "updated" else "") for r in rows)
+
+    assert [run(hour) for hour in (1, 2, 3)] == [["A-U", "B"], ["A-U", "C"], ["A-U", "C", "M", "N", "O"]]
+    assert [run(hour) for hour in (1, 2, 3)] == [
+        ["A-U", "B", "C", "M", "N", "O"],
+        ["A-U", "C", "M", "N", "O"],
+        ["A-U", "C", "M", "N", "O"],
+    ]
+
+
+def test_a_corrected_increment_repairs_wrong_rows_without_a_replay(merged: Callable[..., Merged]) -> None:
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
+    users.merge(("a", "WRONG", 2, False), ("b", "WRONG", 2, False), ("c", "basic", 2, False))
+    users.merge(("a", "premium", 3, False), ("b", "basic", 3, False))
+    users.holds(("a", "premium", 3, False), ("b", "basic", 3, False), ("c", "basic", 2, False))
+
+
+# --- one row a key ---------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_change_of_a_key_applies(merged: Callable[..., Merged]) -> None:
+    changes = [("a", "2nd", 2, False), ("a", "4th", 4, False), ("a", "3rd", 3, True), ("new", "1st", 1, False),
+               ("new", "2nd", 2, False), ("gone", "1st", 1, False), ("gone", "2nd", 2, True)]  # fmt: skip
+    expected = [("a", "4th", 4, False), ("new", "2nd", 2, False)]
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD)
+    users.load([("a", "1st", 1, False)]).merge(*changes)
+    users.holds(*expected)
+    users.load(changes).holds(*expected)
+
+
+def test_delta_alone_inserts_two_changes_of_a_new_key(merged: Callable[..., Merged]) -> None:
+    """Why the batch is reduced first: the same batch through dbt-spark's merge."""
+    users = merged(USERS, key=["id"]).load([("a", "1st", 1, False)])
+    users.batch([("new", "1st", 1, False), ("new", "2nd", 2, False)])
+    users.spark.sql(
+        f"merge into {users.name} as t using batch as s on s.id = t.id "
+        "when matched then update set * when not matched then insert *"
+    )
+    users.holds(("a", "1st", 1, False), ("new", "1st", 1, False), ("new", "2nd", 2, False))
+
+
+@pytest.mark.parametrize("options", [{}, HARD], ids=["no deletes", "hard deletes"])
+def test_ties_are_broken_the_same_way_whatever_the_order_of_the_rows(
+    merged: Callable[..., Merged], options: dict[str, Any]
+) -> None:
+    schema = "id string, plan string, seq int, is_deleted boolean, tags map<string, int>, at timestamp"
+    at = dt.datetime(2026, 1, 1, 0, 0, 0, 1)
+    tied = [
+        ("a", None, 1, False, {"x": 1}, at),
+        ("a", "basic", 1, False, {"x": 1}, at),
+        ("a", "basic", 1, False, {"x": 2}, at),
+        ("a", "basic", 1, False, {"x": 2}, at + dt.timedelta(microseconds=1)),
+    ]
+    users = merged(schema, key=["id"], sequence=["seq"], **options)
+    query = users._render("_merger_latest", merger=users.merger, batch="batch")
+    for order in itertools.permutations(tied):
+        users.batch(order)
+        assert_rows(users.spark.sql(query), [tied[3]])
+    users.batch([*tied, ("a", None, 1, True, None, None)])
+    winner = ("a", None, 1, True, None, None) if options else tied[3]
+    assert_rows(users.spark.sql(query), [winner])
+
+
+# --- the order of changes --------------------------------------------------------------------------------
+
+
+def test_an_older_change_does_not_overwrite_a_newer_one(merged: Callable[..., Merged]) -> None:
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "new", 5, False)])
+    users.merge(("a", "old", 4, False)).merge(("a", "old", 4, True)).merge(("a", "same", 5, True))
+    users.holds(("a", "new", 5, False))
+    users.merge(("a", "newest", 6, False)).holds(("a", "newest", 6, False))
+
+
+def test_without_a_sequence_the_last_batch_wins(merged: Callable[..., Merged]) -> None:
+    users = merged(USERS, key=["id"], **HARD).load([("a", "new", 5, False)])
+    users.merge(("a", "old", 4, False)).holds(("a", "old", 4, False))
+
+
+def test_sequence_columns_are_compared_in_order_and_a_stored_null_is_the_oldest(
+    merged: Callable[..., Merged],
+) -> None:
+    schema = "id string, load_id bigint, hash string"
+    lines = merged(schema, key=["id"], sequence=["load_id", "hash"]).load([("a", 2, "m"), ("b", 2, "m")])
+    lines.merge(("a", 1, "z"), ("b", 2, "n")).holds(("a", 2, "m"), ("b", 2, "n"))
+    lines.spark.sql(f"update {lines.name} set load_id = null where id = 'a'")
+    lines.merge(("a", 1, "a")).holds(("a", 1, "a"), ("b", 2, "n"))
+
+
+def test_a_rerun_changes_nothing_and_commits_nothing(merged: Callable[..., Merged]) -> None:
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
+    batch = [("a", "premium", 2, False), ("b", "basic", 2, False), ("c", "basic", 2, True)]
+    users.merge(*batch)
+    version = users.last.version
+    for _ in range(2):
+        users.merge(*batch).holds(("a", "premium", 2, False), ("b", "basic", 2, False))
+    assert users.last.version == version
+
+
+def test_stale_rows_do_not_rewrite_the_files_they_match(merged: Callable[..., Merged]) -> None:
+    users = merged("id string, seq int, d date", key=["id"], sequence=["seq"], partition_by=["d"])
+    users.load([("a", 5, DAY_1), ("b", 5, DAY_2)]).merge(("a", 4, DAY_1), ("b", 6, DAY_2))
+    users.holds(("a", 5, DAY_1), ("b", 6, DAY_2))
+    assert users.last.operationMetrics["numTargetFilesRemoved"] == "1"
+
+
+# --- deletes ---------------------------------------------------------------------------------------------
+
+
+def test_a_soft_delete_blocks_older_updates_and_a_newer_one_returns(merged: Callable[..., Merged]) -> None:
+    users = merged(USERS, key=["id"], sequence=["seq"], **SOFT).load([("a", "basic", 1, False)])
+    users.merge(("a", None, 5, True)).merge(("a", "late", 4, False)).holds(("a", None, 5, True))
+    users.merge(("a", "back", 6, False)).holds(("a", "back", 6, False))
+
+
+def test_a_hard_delete_forgets_the_order_so_an_older_update_returns(merged: Callable[..., Merged]) -> None:
+    """The documented limit of `deletes: hard`: nothing is left to compare with."""
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
+    users.merge(("a", None, 5, True)).holds()
+    users.merge(("a", "late", 4, False)).holds(("a", "late", 4, False))
+
+
+def test_with_soft_deletes_the_order_of_batches_decides_nothing(merged: Callable[..., Merged]) -> None:
+    changes = [("a", "1st", 1, False), ("a", "2nd", 2, True), ("b", "1st", 1, True), ("a", "3rd", 3, False),
+               ("b", None, 4, True)]  # fmt: skip
+    for order in [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (1, 4, 0, 2, 3)]:
+        first, *others = (changes[i] for i in order)
+        users = merged(USERS, key=["id"], sequence=["seq"], **SOFT).load([first])
+        for change in others:
+            users.merge(change)
+        users.holds(("a", "3rd", 3, False), ("b", None, 4, True))
+
+
+def test_a_null_flag_means_not_deleted(merged: Callable[..., Merged]) -> None:
+    users = merged(USERS, key=["id"], **HARD).load([("a", "basic", 1, None)])
+    users.merge(("a", "premium", 2, None), ("b", "basic", 2, None))
+    users.holds(("a", "premium", 2, False), ("b", "basic", 2, False))
+
+
+# --- NULL keys -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [((None, "x", 9, False), "id"), ((None, "x", 9, True), "id"), (("a", "x", None, False), "seq"),
+     (("new", "x", None, False), "seq")],
+    ids=["key", "key of a deletion", "sequence of a stored key", "sequence of a new key"],
+)  # fmt: skip
+def test_a_row_with_null_in_its_key_or_sequence_is_refused(
+    merged: Callable[..., Merged], row: tuple[Any, ...], column: str, ansi_modes: str
+) -> None:
+    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
+    for run in (lambda: users.merge(("b", "basic", 2, False), row), lambda: users.load([row])):
+        with pytest.raises(PySparkException, match=f"row with NULL in {column}; correct the source"):
+            run()
+        users.holds(("a", "basic", 1, False))
+
+
+def test_a_key_part_declared_nullable_is_merged(merged: Callable[..., Merged]) -> None:
+    schema = "type string, version string, name string"
+    devices = merged(schema, key=["type", "version"], nullable_key=["version"])
+    devices.load([("mac", None, "old"), ("mac", "v1", "Mac")])
+    devices.merge(("mac", None, "new")).holds(("mac", None, "new"), ("mac", "v1", "Mac"))
+    with pytest.raises(PySparkException, match="row with NULL in type;"):
+        devices.merge((None, "v1", "x"))
+
+
+# --- partitions ------------------------------------------------------------------------------------------
+
+VISITS = "id string, seq int, d date"
+
+
+def lost_partition(table: Merged, partition: str) -> None:
+    """Take away the data files of one partition: whoever reads it fails."""
+    folder = Path(table.name.removeprefix("delta.`").removesuffix("`")) / partition
+    files = list(folder.glob("*.parquet"))
+    assert files
+    for file in files:
+        file.unlink()
+
+
+def test_a_merge_reads_only_the_partitions_of_the_batch(merged: Callable[..., Merged]) -> None:
+    visits = merged(VISITS, key=["id", "d"], sequence=["seq"], partition_by=["d"], prune_by=["d"])
+    visits.load([("a", 1, DAY_1), ("b", 1, DAY_2), ("c", 1, DAY_3)])
+    lost_partition(visits, "d=2026-01-02")
+    visits.merge(("a", 2, DAY_1), ("c", 2, DAY_3))
+    assert visits.last.operationMetrics["numTargetFilesRemoved"] == "2"
+    visits.merger["prune_by"] = []
+    with pytest.raises(PySparkException, match="d=2026-01-02"):
+        visits.merge(("a", 3, DAY_1))
+
+
+def test_partition_values_of_every_type_are_written_as_literals(
+    merged: Callable[..., Merged], ansi_modes: str
+) -> None:
+    schema = (
+        "id int, seq int, s string, d date, t timestamp, n timestamp_ntz, b boolean, l bigint, m decimal(9,2)"
+    )
+    at = dt.datetime(2026, 3, 29, 1, 30, 0, 123456)
+    awkward = ["it's", "back\\slash", "\\'", "null", "", "naïve ✓", "a, b", "%s {{ x }}", None]
+    names = ["s", "d", "t", "n", "b", "l", "m"]
+    rows = [
+        (i, 1, s, DAY_1, at, at, bool(i % 2), -(2**40), 1) for i, s in enumerate(awkward)
+    ] + [(99, 1, None, None, None, None, None, None, None)]  # fmt: skip
+    key = ["id", *names]
+    table = merged(
+        schema, key=key, nullable_key=names, sequence=["seq"], prune_by=names, partition_by=names[:1]
+    )
+    table.load(rows)
+    table.merge(*[(row[0], 2, *row[2:]) for row in rows])
+    assert_rows(table.spark.table(table.name), [(i, 2) for i in [*range(len(awkward)), 99]], ["id", "seq"])
+
+
+def test_many_partition_values_become_a_range(merged: Callable[..., Merged]) -> None:
+    """501 values, 500 of them deletions of unknown keys: no partition is written for those."""
+    schema = "id int, p int, is_deleted boolean"
+    table = merged(schema, key=["id", "p"], partition_by=["p"], prune_by=["p"], **HARD)
+    table.load([(0, 0, False), (1, 1000, False)])
+    lost_partition(table, "p=1000")
+    few, many = ([(i, i, i > 0) for i in range(number)] for number in (500, 501))
+    assert "between" not in table.statement(few)
+    assert "p` between 0 and 500)" in table.statement(many)
+    table.merge(*many)
+    assert_rows(table.spark.table(table.name).where("p = 0"), [(0, 0, False)])
+
+
+def test_an_empty_batch_reads_and_writes_nothing(merged: Callable[..., Merged]) -> None:
+    visits = merged(VISITS, key=["id", "d"], sequence=["seq"], partition_by=["d"], prune_by=["d"])
+    visits.load([("a", 1, DAY_1)])
+    lost_partition(visits, "d=2026-01-01")
+    assert visits.merge().last.version == 0
+
+
+def test_a_row_that_came_after_the_partitions_were_looked_up_stops_the_merge(
+    merged: Callable[..., Merged],
+) -> None:
+    visits = merged(VISITS, key=["id", "d"], sequence=["seq"], partition_by=["d"], prune_by=["d"])
+    visits.load([("a", 1, DAY_1), ("b", 1, DAY_2)])
+    statement = visits.statement([("a", 2, DAY_1)])
+    visits.batch([("a", 2, DAY_1), ("b", 2, DAY_2)])
+    with pytest.raises(PySparkException, match="changed while the model was running, run it again"):
+        visits.spark.sql(statement)
+    visits.holds(("a", 1, DAY_1), ("b", 1, DAY_2))
+
+
+def test_pruning_by_a_column_that_changes_for_a_key_duplicates_the_key(merged: Callable[..., Merged]) -> None:
+    """What `prune_by` asks the user to promise, and what a broken promise costs."""
+    visits = merged(VISITS, key=["id"], sequence=["seq"], partition_by=["d"], prune_by=["d"])
+    visits.load([("moves", 1, DAY_1)]).merge(("moves", 2, DAY_2))
+    visits.holds(("moves", 1, DAY_1), ("moves", 2, DAY_2))
+    visits.merger["prune_by"] = []
+    visits.load([("moves", 1, DAY_1)]).merge(("moves", 2, DAY_2)).holds(("moves", 2, DAY_2))
+
+
+def test_a_past_day_is_backfilled_after_newer_ones(merged: Callable[..., Merged]) -> None:
+    visits = merged(VISITS, key=["id", "d"], sequence=["seq"], partition_by=["d"], prune_by=["d"])
+    visits.load([("a", 1, DAY_1), ("b", 1, DAY_2)]).merge(("c", 1, DAY_3))
+    visits.merge(("a", 2, DAY_1), ("late", 1, DAY_1))
+    visits.holds(("a", 2, DAY_1), ("late", 1, DAY_1), ("b", 1, DAY_2), ("c", 1, DAY_3))
+    assert visits.last.operationMetrics["numTargetFilesRemoved"] == "1"
+
+
+# --- types -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["3000000000L", "'many'"], ids=["overflow", "text"])
+def test_a_value_that_does_not_fit_the_target_fails_and_is_never_nulled(
+    merged: Callable[..., Merged], wrong: str, ansi_modes: str
+) -> None:
+    table = merged("id string, n int", key=["id"]).load([("a", 1)])
+    statement = table.statement([("a", 2)])
+    table.spark.sql(f"select 'a' as id, {wrong} as n").createOrReplaceTempView("batch")
+    with pytest.raises(PySparkException):
+        table.spark.sql(statement)
+    table.holds(("a", 1))
+
+
+# --- two at once, and a kill -----------------------------------------------------------------------------
+
+
+def test_concurrent_merges_lose_nothing_and_are_never_half_applied(merged: Callable[..., Merged]) -> None:
+    """Two sessions add to one row; one conflicts and fails cleanly, its retry finds the other's state."""
+    table = merged("id string, seq int, is_deleted boolean", key=["id"], sequence=["seq"], **HARD)
+    table.load([("a", 0, False), ("b", 0, False)])
+    sessions = [table.spark.newSession() for _ in range(2)]
+    conflicts = 0
+    for attempt in range(1, 6):
+        batches = [[("a", 2 * attempt, False), (f"x{attempt}", 1, False)],
+                   [("a", 2 * attempt + 1, False), (f"y{attempt}", 1, False)]]  # fmt: skip
+        statements = [table.statement(batch) for batch in batches]
+        start, errors = threading.Barrier(2), [""] * 2
+
+        def run(i: int, start: threading.Barrier, errors: list[str], sql: str, batch: list[Any]) -> None:
+            sessions[i].createDataFrame(batch, table.schema).createOrReplaceTempView("batch")
+            start.wait()
+            try:
+                sessions[i].sql(sql)
+            except PySparkException as error:
+                errors[i] = str(error)
+
+        threads = [
+            threading.Thread(target=run, args=(i, start, errors, statements[i], batches[i])) for i in (0, 1)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all("DELTA_CONCURRENT" in error for error in errors if error), errors
+        assert not all(errors), "one of the two must get through"
+        rows = {row.id for row in table.spark.table(table.name).collect()}
+        assert [f"{name}{attempt}" in rows for name in "xy"] == [not error for error in errors]
+        for i in (0, 1):
+            if errors[i]:
+                table.merge(*batches[i])
+        assert {f"x{attempt}", f"y{attempt}"} < {r.id for r in table.spark.table(table.name).collect()}
+        newest = [r.seq for r in table.spark.table(table.name).where("id = 'a'").collect()]
+        assert newest == [2 * attempt + 1]
+        conflicts += any(errors)
+        if conflicts:
+            break
+    assert conflicts, "no conflict in five attempts: the test proves nothing"
+
+
+MERGE_IN_A_PROCESS = """
+import sys
+from pathlib import Path
+from tests.support.session import start_session
+spark = start_session(Path(sys.argv[1]))
+spark.sql("create temporary view batch as select * from values ('a', 2, false), ('b', 2, true), ('c', 2, false) "
+          "as rows(id, seq, is_deleted)")
+spark.sql(sys.argv[2])
+"""
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("state", [TableState.DATA_WITHOUT_LOG, TableState.LOG_WRITTEN], ids=lambda s: s.name)
+def test_a_killed_merge_is_applied_whole_or_not_at_all_and_a_rerun_completes_it(
+    merged: Callable[..., Merged], tmp_path: Path, table_path: str, state: TableState
+) -> None:
+    table = merged("id string, seq int, is_deleted boolean", key=["id"], sequence=["seq"], **HARD)
+    table.load([("a", 1, False), ("b", 1, False)])
+    batch = [("a", 2, False), ("b", 2, True), ("c", 2, False)]
+    after = [("a", 2, False), ("c", 2, False)]
+    argv = [sys.executable, "-c", MERGE_IN_A_PROCESS, str(tmp_path), table.statement(batch)]
+    reached = run_and_kill(argv, table_path, state)
+    assert reached is state
+    table.spark.sql(f"refresh table {table.name}")
+    table.holds(*(after if state is TableState.LOG_WRITTEN else [("a", 1, False), ("b", 1, False)]))
+    table.merge(*batch).holds(*after)
+
+
+# --- dbt: the same by configuration alone ----------------------------------------------------------------
+
+PAGE = "docs/idempotency.md"
+THIS = "tests/patterns/idempotency/test_merger.py::"
+SOURCES = """
+sources:
+  - name: raw
+    schema: "{{ target.schema }}"
+    tables: [{name: device_changes}, {name: user_changes}, {name: plain_changes}]
+"""
+USERS_MODEL = """
+{{ config(
+    materialized='incremental', incremental_strategy='merge', unique_key='id', partition_by='country',
+    on_schema_change='append_new_columns',
+    meta={'lakehouse_patterns': {'merger': {
+        'deletes': 'soft', 'is_deleted': 'is_deleted', 'sequence': 'changed_at', 'on_null_key': 'quarantine',
+        'prune_by': 'country'
+    }}}
+) }}
+select * from {{ source('raw', 'user_changes') }}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[..., DbtProject]) -> DbtProject:
+    """A project with the page's model and one that uses the other options."""
+    devices, *_ = snippets(PAGE, f"{THIS}test_the_devices_of_the_page")
+    return make_project(
+        {"models/sources.yml": SOURCES, "models/devices.sql": devices, "models/users.sql": USERS_MODEL}
+    )
+
+
+def test_the_devices_of_the_page(project: DbtProject, spark: SparkSession) -> None:
+    schema = "type string, version string, full_name string, changed_at timestamp, is_deleted boolean"
+
+    def at(day: int) -> dt.datetime:
+        return dt.datetime(2026, 1, day)
+
+    first = [("galaxy", "Android 11", "Galaxy S", at(1), False), ("mac", "Ventura", "Mac", at(1), False),
+             ("lg", "G4", "LG", at(1), False), ("htc", "One", "HTC", at(1), True)]  # fmt: skip
+    second = [("galaxy", "Android 11", "Galaxy S II", at(2), False), ("mac", "Sonoma", "Mac", at(2), False),
+              ("mac", "Tahoe", "Mac", at(2), None)]  # fmt: skip
+    expected = [("galaxy", "Android 11", "Galaxy S II"), ("mac", "Ventura", "Mac"), ("lg", "G4", "LG"),
+                ("mac", "Sonoma", "Mac"), ("mac", "Tahoe", "Mac")]  # fmt: skip
+    columns = ["type", "version", "full_name"]
+
+    project.source("device_changes", spark.createDataFrame(first, schema))
+    project.run("run", "--select", "devices")
+    assert_rows(project.table("devices"), [row[:3] for row in first[:3]], columns)
+
+    project.source("device_changes", spark.createDataFrame(second, schema))
+    for _ in range(2):
+        project.run("run", "--select", "devices")
+        assert_rows(project.table("devices"), expected, columns)
+    assert len(project.history("devices")) == 2, "the rerun commits nothing"
+
+    project.source("device_changes", spark.createDataFrame([("lg", "G4", "LG", at(3), True)], schema))
+    project.run("run", "--select", "devices")
+    assert_rows(project.table("devices"), [r for r in expected if r[0] != "lg"], columns)
+
+    project.source("device_changes", spark.createDataFrame(first + second, schema))
+    project.run("run", "--select", "devices", "--full-refresh")
+    assert_rows(project.table("devices"), expected, columns)
+
+
+def test_null_keys_are_quarantined_once_and_columns_are_added(
+    project: DbtProject, spark: SparkSession
+) -> None:
+    schema = "id string, country string, plan string, changed_at int, is_deleted boolean"
+    null_key = (None, "pl", "x", 1, False)
+    first = [("a", "pl", "basic", 1, False), null_key, null_key]
+    project.source("user_changes", spark.createDataFrame(first, schema))
+    project.run("run", "--select", "users")
+    project.source(
+        "user_changes",
+        spark.createDataFrame(
+            [("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "basic", 1, None, "b@y"),
+             ("b", "fr", "basic", None, False, "b@y")],
+            schema + ", email string",
+        ),
+    )  # fmt: skip
+    for _ in range(2):
+        project.run("run", "--select", "users")
+        assert_rows(
+            project.table("users"),
+            [("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "basic", 1, False, "b@y")],
+        )
+        quarantine = project.table("users__quarantine")
+        assert_rows(
+            quarantine,
+            [("NULL_KEY", "NULL in id", 2), ("NULL_KEY", "NULL in changed_at", 1)],
+            ["error_class", "error_message", "copies"],
+        )
+    payloads = [row.payload for row in quarantine.where("copies = 2").collect()]
+    assert payloads == ['{"id":null,"country":"pl","plan":"x","changed_at":1,"is_deleted":false}']
+    executed = project.executed("users")
+    assert "DBT_INTERNAL_DEST.`country` in ('fr', 'pl')" in executed
+
+    # The column that the feed no longer delivers stays as it is; a new key has NULL in it.
+    project.source("user_changes", spark.createDataFrame([("b", "fr", "premium", 3, False),
+                                                          ("c", "fr", "basic", 3, False)], schema))  # fmt: skip
+    project.run("run", "--select", "users")
+    assert_rows(
+        project.table("users"),
+        [("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "premium", 3, False, "b@y"),
+         ("c", "fr", "basic", 3, False, None)],
+    )  # fmt: skip
+
+
+def model(merger: str = "{}", **config: str) -> str:
+    """Return an incremental model over one inline row."""
+    settings = {
+        "materialized": "'incremental'",
+        "incremental_strategy": "'merge'",
+        "unique_key": "'id'",
+    } | config
+    arguments = ", ".join(f"{name}={value}" for name, value in settings.items())
+    meta = f"meta={{'lakehouse_patterns': {{'merger': {merger}}}}}"
+    return f"{{{{ config({arguments}, {meta}) }}}}\nselect 1 as id, 'no' as flag, 1 as seq, 0.5D as ratio"
+
+
+REFUSED = {
+    "not_incremental": (model(materialized="'table'"), "needs materialized='incremental', got 'table'"),
+    "not_merge": (model(incremental_strategy="'append'"), "needs incremental_strategy='merge', got 'append'"),
+    "not_delta": (model(file_format="'parquet'"), "needs file_format='delta', got 'parquet'"),
+    "no_key": (model(unique_key="none"), "needs unique_key"),
+    "unknown_option": (model("{'delete': 'hard'}"), "has no option 'delete'; allowed: deletes, is_deleted"),
+    "unknown_deletes": (model("{'deletes': 'all'}"), "deletes must be one of none, soft, hard, got 'all'"),
+    "unknown_on_null_key": (model("{'on_null_key': 'skip'}"), "on_null_key must be one of fail, quarantine, got 'skip'"),
+    "no_flag": (model("{'deletes': 'hard'}"), "got deletes: hard and is_deleted: None"),
+    "flag_alone": (model("{'is_deleted': 'flag'}"), "got deletes: none and is_deleted: flag"),
+    "text_flag": (model("{'deletes': 'soft', 'is_deleted': 'flag'}"), "is_deleted must be a boolean, 'flag' is a string"),
+    "unknown_column": (model("{'sequence': 'at'}"), "the model has no column 'at'; it has: id, flag, seq, ratio"),
+    "nullable_no_key": (model("{'nullable_key': ['seq']}"), "nullable_key may name only columns of unique_key (id), got 'seq'"),
+    "prune_no_partition": (model("{'prune_by': ['seq']}"), "prune_by may name only columns of partition_by (), got 'seq'"),
+}  # fmt: skip
+REFUSED_LATER = {
+    "sequence_not_updated": (
+        model("{'sequence': 'seq'}", merge_exclude_columns="['seq']"), "must leave 'seq' updated"
+    ),
+    "column_lost": (
+        "{{ config(materialized='incremental', incremental_strategy='merge', unique_key='id', "
+        "meta={'lakehouse_patterns': {'merger': {}}}) }}\n"
+        "select 1 as id {% if not is_incremental() %}, 2 as extra {% endif %}",
+        "has columns that the model lacks: extra",
+    ),
+    "ratio_pruned": (
+        model("{'prune_by': 'ratio'}", partition_by="'ratio'"), "prune_by may not name a column of type double"
+    ),
+}  # fmt: skip
+
+
+def test_wrong_configuration_is_refused_in_one_sentence(make_project: Callable[..., DbtProject]) -> None:
+    files = {f"models/{name}.sql": text for name, (text, _) in (REFUSED | REFUSED_LATER).items()}
+    project = make_project(files)
+    errors = project.fails("run")
+    assert {name: status for name, status in project.statuses().items() if status == "success"}.keys() == set(
+        REFUSED_LATER
+    )
+    later = project.fails("run", "--select", *REFUSED_LATER)
+    for name, (_, message) in REFUSED.items():
+        assert message in errors, name
+    for name, (_, message) in REFUSED_LATER.items():
+        assert message in later, name
+
+
+PLAIN = {
+    "plain_list_key": "unique_key=['id', 'country'], merge_update_columns=['plan']",
+    "plain_one_key": "unique_key='id', merge_exclude_columns=['plan'], "
+    "incremental_predicates=[\"DBT_INTERNAL_DEST.country = 'pl'\"], on_schema_change='append_new_columns'",
+}
+
+
+def test_a_model_without_options_runs_the_sql_of_dbt_spark_alone(
+    make_project: Callable[..., DbtProject], spark: SparkSession
+) -> None:
+    files = {"models/sources.yml": SOURCES} | {
+        f"models/{name}.sql": f"{{{{ config(materialized='incremental', incremental_strategy='merge', {config}, "
+        "meta={'owner': 'us'}) }}\nselect * from {{ source('raw', 'plain_changes') }}"
+        for name, config in PLAIN.items()
+    }
+    rows = spark.createDataFrame([("a", "pl", "basic")], "id string, country string, plan string")
+    executed = []
+    for with_package in (True, False):
+        plain = make_project(files, with_package=with_package)
+        plain.source("plain_changes", rows)
+        for _ in range(2):  # created, then merged
+            plain.run("run")
+            executed.append(
+                {
+                    name: plain.executed(name).replace(plain.schema, "").replace(str(plain.root), "")
+                    for name in PLAIN
+                }
+            )
+    assert executed[:2] == executed[2:]
+    assert all("merge into" in sql for sql in executed[1].values())
