@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -109,7 +110,7 @@ def run_job(
     except JobFailed as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
         sys.exit(failure.exit_code)
-    except PySparkException as failure:
+    except (PySparkException, Py4JJavaError) as failure:
         sentence = known_failure(failure)
         if sentence is None:
             raise

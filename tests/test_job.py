@@ -1,0 +1,115 @@
+"""The contract of a job as a process: command line, report, exit codes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from python_jobs.intervals import Interval, parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, known_failure, run_job
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Copy a table."""
+
+    source: str
+    """Table to read."""
+    share: float = 0.1
+    """Share of rows, 0 to 1."""
+    columns: list[str] = field(default_factory=list)
+    """Columns to keep."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise WrongUse(f"--share is a share from 0 to 1, got {self.share}")
+
+
+def call(argv, run=lambda spark, parameters: {"rows": 3}):
+    with pytest.raises(SystemExit) as stopped:
+        run_job(Parameters, run, argv)
+    return stopped.value.code
+
+
+def test_the_report_is_the_last_line_and_a_file(spark, tmp_path, capsys):
+    seen = []
+
+    def run(spark, parameters):
+        seen.append(parameters)
+        print("on the way")  # noqa: T201
+        return {"rows": 3, "who": "Zoë"}
+
+    report = tmp_path / "report.json"
+    assert call(["--source", "a.b", "--columns", "[x, y]", "--report", str(report)], run) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"rows": 3, "who": "Zoë"}
+    assert json.loads(report.read_text(encoding="utf-8")) == {"rows": 3, "who": "Zoë"}
+    assert seen == [Parameters("a.b", 0.1, ["x", "y"])]
+
+
+def test_a_configuration_file_gives_what_flags_override(spark, tmp_path):
+    config = tmp_path / "job.yml"
+    config.write_text("source: a.b\nshare: 0.3\n", encoding="utf-8")
+    seen = []
+    call(["--config", str(config), "--share", "0.5"], lambda spark, p: seen.append(p) or {})
+    assert seen == [Parameters("a.b", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "required"),
+        (["--source", "a", "--colour", "red"], "colour"),
+        (["--source", "a", "--share", "much"], "share"),
+        (["--source", "a", "--share", "2"], "--share is a share from 0 to 1, got 2.0"),
+    ],
+)
+def test_wrong_use_exits_2_and_says_why(argv, sentence, capsys):
+    assert call(argv) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [(JobFailed, 1), (WrongUse, 2), (DataRefused, 3), (NotReady, 4)]
+)
+def test_a_failure_is_one_sentence_and_its_own_exit_code(spark, capsys, failure, code):
+    def run(spark, parameters):
+        raise failure("the source is empty")
+
+    assert call(["--source", "a"], run) == code
+    assert capsys.readouterr().err.strip() == f"{failure.__name__}: the source is empty"
+
+
+def test_a_fault_of_ours_keeps_its_trace(spark):
+    def run(spark, parameters):
+        raise KeyError("no such column")
+
+    with pytest.raises(KeyError):
+        run_job(Parameters, run, ["--source", "a"])
+
+
+def test_what_a_user_can_mend_becomes_a_sentence():
+    assert known_failure(ValueError("a\nPermission denied: /x\nat java…")).startswith("permission denied (")
+    assert known_failure(ValueError("something else")) is None
+
+
+def test_intervals_are_half_open_and_utc():
+    hour = Interval.parse("2024-03-01T10", "2024-03-01T11:00:00+00:00")
+    assert parse_time("2024-03-01T10:00:00") in hour
+    assert parse_time("2024-03-01T11:00:00") not in hour
+    assert parse_time("2024-03-01T11:59:59+01:00") in hour
+
+
+@pytest.mark.parametrize(("start", "end"), [("2024-03-01", "2024-03-01"), ("2024-03-02", "2024-03-01")])
+def test_an_empty_interval_is_refused(start, end):
+    with pytest.raises(WrongUse, match="from must be before to"):
+        Interval.parse(start, end)
+
+
+def test_a_time_that_is_none_is_refused():
+    with pytest.raises(WrongUse, match="'yesterday' is not a time"):
+        parse_time("yesterday")
