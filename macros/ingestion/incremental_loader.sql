@@ -1,0 +1,151 @@
+{#-
+    Incremental Loader in SQL: the predicate that gives a model the source rows of one window of ingestion time.
+
+    The bounds are literals, found when the model is compiled: a subquery over the target would leave every file
+    of the source to be read, for file statistics answer literals only. In order:
+
+    1. `window_from` and `window_to`, as arguments, `--vars` or options: that half-open window, for a backfill;
+    2. the target's newest value: later rows (`>`: rows at the watermark are loaded), or with `overlap` the rows
+       from that long before it (`>=`, for rows committed late: merge them on a key);
+    3. no target, an empty target, a full refresh: all rows from `bootstrap_from` on.
+
+    A row whose value is NULL is in no window; `incremental_rejects` selects those.
+-#}
+
+{% macro incremental_window(
+    column=none, window_from=none, window_to=none, overlap=none, bootstrap_from=none,
+    watermark_relation=none, watermark_column=none
+) %}
+    {{ return(adapter.dispatch('incremental_window', 'lakehouse_patterns')(
+        column, window_from, window_to, overlap, bootstrap_from, watermark_relation, watermark_column
+    )) }}
+{% endmacro %}
+
+{% macro default__incremental_window(
+    column, window_from, window_to, overlap, bootstrap_from, watermark_relation, watermark_column
+) %}
+    {%- set options = lakehouse_patterns._incremental_loader_options() -%}
+    {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
+    {%- set window_from = window_from or var('window_from', none) or options.window_from -%}
+    {%- set window_to = window_to or var('window_to', none) or options.window_to -%}
+    {%- set overlap = overlap or options.overlap -%}
+    {%- set bootstrap_from = bootstrap_from or options.bootstrap_from -%}
+    {%- do lakehouse_patterns.require(
+        window_to or not window_from,
+        'window_from needs window_to: without an end a backfill reads everything that came since'
+    ) -%}
+
+    {%- set end = lakehouse_patterns._moment('window_to', window_to) if window_to -%}
+    {%- set operator = '>=' -%}
+    {%- if window_from -%}
+        {%- set start = lakehouse_patterns._moment('window_from', window_from) -%}
+        {%- do lakehouse_patterns.require(
+            start < end, 'window_from ' ~ window_from ~ ' must be before window_to ' ~ window_to
+        ) -%}
+    {%- else -%}
+        {%- set watermark = lakehouse_patterns._watermark(
+            watermark_relation, watermark_column or options.watermark_column or column
+        ) -%}
+        {%- if watermark is none -%}
+            {%- set start = lakehouse_patterns._moment('bootstrap_from', bootstrap_from) if bootstrap_from -%}
+        {%- elif overlap -%}
+            {%- set start = watermark - lakehouse_patterns._duration('overlap', overlap) -%}
+        {%- else -%}
+            {%- set start = watermark -%}
+            {%- set operator = '>' -%}
+        {%- endif -%}
+    {%- endif -%}
+
+    {%- set bounds = [] -%}
+    {%- if start -%}
+        {%- do bounds.append(column ~ ' ' ~ operator ~ ' ' ~ lakehouse_patterns._timestamp_literal(start)) -%}
+    {%- else -%}
+        {%- do bounds.append(column ~ ' is not null') -%}
+    {%- endif -%}
+    {%- if end -%}
+        {%- do bounds.append(column ~ ' < ' ~ lakehouse_patterns._timestamp_literal(end)) -%}
+    {%- endif -%}
+    {{ return('(' ~ bounds | join(' and ') ~ ')') }}
+{% endmacro %}
+
+{% macro incremental_rejects(column=none) %}
+    {{ return(adapter.dispatch('incremental_rejects', 'lakehouse_patterns')(column)) }}
+{% endmacro %}
+
+{% macro default__incremental_rejects(column) %}
+    {{ return('(' ~ lakehouse_patterns._incremental_loader_column(column) ~ ' is null)') }}
+{% endmacro %}
+
+{% macro _incremental_loader_options() %}
+    {#- While dbt parses, a model's own config isn't known yet; outside a model there is none. -#}
+    {%- set options = (lakehouse_patterns.options('incremental_loader') if this is defined else none) or {} -%}
+    {%- do lakehouse_patterns.require_known_keys(
+        'incremental_loader', options,
+        ['column', 'window_from', 'window_to', 'overlap', 'bootstrap_from', 'watermark_column']
+    ) -%}
+    {{ return(options) }}
+{% endmacro %}
+
+{% macro _incremental_loader_column(column) %}
+    {%- set column = column or lakehouse_patterns._incremental_loader_options().column -%}
+    {%- do lakehouse_patterns.require(
+        column or not execute,
+        'name the delta column: as the argument column, or as meta.lakehouse_patterns.incremental_loader.column'
+    ) -%}
+    {{ return(column or 'true') }}
+{% endmacro %}
+
+{% macro _watermark(relation, column) %}
+    {#- The newest value that the target (or another relation) holds; none if it is absent, empty or rebuilt. -#}
+    {%- set name = column.split('.')[-1] -%}
+    {%- do lakehouse_patterns.require(
+        modules.re.fullmatch('`?\\w+`?', name),
+        "'" ~ column ~ "' is an expression: name the target's column that holds it as watermark_column"
+    ) -%}
+    {%- if not execute or this is not defined -%}
+        {{ return(none) }}
+    {%- endif -%}
+    {%- if relation is none -%}
+        {%- set target = this if lakehouse_patterns.is_incremental() else none -%}
+    {%- else -%}
+        {%- set target = load_relation(relation) -%}
+    {%- endif -%}
+    {%- if target is none -%}
+        {{ return(none) }}
+    {%- endif -%}
+    {#- unix_micros takes timestamps only: a text column fails here, where a cast to NULL would reload everything. -#}
+    {%- set newest = run_query('select unix_micros(max(' ~ name ~ ')) as micros from ' ~ target).rows[0][0] -%}
+    {%- if newest is none -%}
+        {{ return(none) }}
+    {%- endif -%}
+    {{ return(
+        modules.datetime.datetime(1970, 1, 1) + modules.datetime.timedelta(microseconds=newest | int)
+    ) }}
+{% endmacro %}
+
+{% macro _moment(name, text) %}
+    {#- A time as a naive datetime in UTC. -#}
+    {%- do lakehouse_patterns.require(
+        modules.re.fullmatch(
+            '\\d{4}-\\d{2}-\\d{2}([T ]\\d{2}(:\\d{2}(:\\d{2}([.]\\d{1,6})?)?)?(Z|[+-]\\d{2}:\\d{2})?)?', text | string
+        ),
+        name ~ " must be a time such as 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00+01:00, got '" ~ text ~ "'"
+    ) -%}
+    {%- set moment = modules.datetime.datetime.fromisoformat(text | string) -%}
+    {%- if moment.tzinfo -%}
+        {%- set moment = moment.astimezone(modules.pytz.utc).replace(tzinfo=none) -%}
+    {%- endif -%}
+    {{ return(moment) }}
+{% endmacro %}
+
+{% macro _duration(name, text) %}
+    {%- set parts = modules.re.fullmatch('(\\d+) (minute|hour|day)s?', text | string) -%}
+    {%- do lakehouse_patterns.require(
+        parts, name ~ " must be a number of minutes, hours or days such as '2 hours', got '" ~ text ~ "'"
+    ) -%}
+    {{ return(modules.datetime.timedelta(**{parts[2] ~ 's': parts[1] | int})) }}
+{% endmacro %}
+
+{% macro _timestamp_literal(moment) %}
+    {{ return("timestamp '" ~ moment.isoformat(sep=' ') ~ "+00:00'") }}
+{% endmacro %}
