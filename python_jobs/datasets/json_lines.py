@@ -19,25 +19,41 @@ NULL = "'null'"
 
 
 def json_object(**fragments: Column) -> Column:
-    """Return a JSON object of the fragments in their order; a NULL fragment leaves its field out."""
-    members = [F.concat(F.lit(f'"{name}": '), fragment) for name, fragment in fragments.items()]
+    """Return a JSON object of the fragments in their order, none of which may be NULL."""
+    # One flat concat: nested ones would copy the text at each level.
+    opening = ["{", *[", "] * (len(fragments) - 1)]
+    members = (
+        (F.lit(f'{before}"{name}": '), fragment)
+        for before, (name, fragment) in zip(opening, fragments.items(), strict=True)
+    )
+    return F.concat(*(part for member in members for part in member), F.lit("}"))
+
+
+def json_object_of_some(**fragments: Column) -> Column:
+    """Return a JSON object of the fragments that are not NULL."""
+    members = (F.concat(F.lit(f'"{name}": '), fragment) for name, fragment in fragments.items())
     return F.concat(F.lit("{"), F.concat_ws(", ", *members), F.lit("}"))
 
 
+def or_null(fragment: Column) -> Column:
+    """Return the fragment, or null where it is NULL."""
+    return F.coalesce(fragment, F.lit("null"))
+
+
 def json_text(text: Column) -> Column:
-    """Return a JSON string of a text that needs no escapes; NULL gives null."""
-    return F.coalesce(F.concat(F.lit('"'), text, F.lit('"')), F.lit("null"))
+    """Return a JSON string of a text that needs no escapes."""
+    return F.concat(F.lit('"'), text, F.lit('"'))
 
 
 def json_any_text(text: Column) -> Column:
-    """Return a JSON string of a text with quotes, backslashes, tabs or line ends; NULL gives null."""
+    """Return a JSON string of a text with quotes, backslashes, tabs or line ends."""
     for character, escape in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\t", "\\t")):
         text = F.replace(text, F.lit(character), F.lit(escape))
     return json_text(text)
 
 
 def json_time(milliseconds: Column) -> Column:
-    """Return an ISO 8601 time in the session's zone (UTC) from epoch milliseconds; NULL gives null."""
+    """Return an ISO 8601 time in the session's zone (UTC) from epoch milliseconds."""
     return json_text(F.date_format(F.timestamp_millis(milliseconds), "yyyy-MM-dd'T'HH:mm:ss.SSSxxx"))
 
 
@@ -78,4 +94,4 @@ def with_extra_lines(
 
 def key_field(value: Column) -> Column:
     """Return the fragment of a key field: null in a line without key."""
-    return json_text(F.when(F.col("line") != "null_key", value))
+    return or_null(json_text(F.when(F.col("line") != "null_key", value)))

@@ -25,6 +25,7 @@ from python_jobs.datasets.json_lines import (
     json_text,
     json_time,
     key_field,
+    or_null,
     with_extra_lines,
     with_payload,
 )
@@ -189,12 +190,12 @@ def user_fields(is_given: Column) -> dict[str, Column]:
         return F.when(is_given, F.col(name))
 
     return {
-        "login": json_any_text(given("login")),
-        "email": json_text(given("email")),
-        "registered_datetime": json_time(given("registered_ms")),
-        "first_connection_datetime": json_time(given("first_ms")),
-        "last_connection_datetime": json_time(given("last_ms")),
-        "plan": json_text(given("plan")),
+        "login": or_null(json_any_text(given("login"))),
+        "email": or_null(json_text(given("email"))),
+        "registered_datetime": or_null(json_time(given("registered_ms"))),
+        "first_connection_datetime": or_null(json_time(given("first_ms"))),
+        "last_connection_datetime": or_null(json_time(given("last_ms"))),
+        "plan": or_null(json_text(given("plan"))),
         "updated_at": json_time(F.col("changed_ms")),
     }
 
@@ -226,7 +227,7 @@ def user_change_lines(spark: SparkSession, params: Parameters) -> DataFrame:
         changed_at=json_time(F.col("changed_ms")),
         id=key_field(F.col("id")),
         **user_fields(is_given),
-        is_deleted=F.coalesce(F.when(is_given, F.col("is_deleted").cast("string")), F.lit("null")),
+        is_deleted=or_null(F.when(is_given, F.col("is_deleted").cast("string"))),
     )
     # The initial load of all users lands in the first hour; the later hours share the rest.
     first_hour, other_hours = files_for(params.user_count), files_for(2 * params.user_count // params.hours)

@@ -26,8 +26,10 @@ from python_jobs.datasets.json_lines import (
     NULL,
     json_any_text,
     json_object,
+    json_object_of_some,
     json_text,
     json_time,
+    or_null,
     with_payload,
 )
 from python_jobs.datasets.landing import files_for, tasks_for
@@ -300,7 +302,7 @@ def visit_lines(plan: DataFrame, params: Parameters) -> DataFrame:
         roll(params, "has ad", 3, "visit") == 0, F.concat(F.lit("ad "), roll(params, "ad", 20, "visit"))
     )
     connected_ms = F.col("started_ms") - roll(params, "connected since", 30 * 24, "visit") * HOUR_MS
-    user = json_object(
+    user = json_object_of_some(
         ip=json_text(F.concat(drawn("network", NETWORKS), 1 + roll(params, "ip", 254, "visit"))),
         login=json_any_text(user_login(params, "user")),
         connected_since=F.when(roll(params, "is connected", 4, "visit") > 0, json_time(connected_ms)),
@@ -313,13 +315,13 @@ def visit_lines(plan: DataFrame, params: Parameters) -> DataFrame:
         device_version=json_text(device_version(device)),
     )
     context = json_object(
-        referral=json_any_text(F.col("referral")),
-        ad_id=json_any_text(ad),
+        referral=or_null(json_any_text(F.col("referral"))),
+        ad_id=or_null(json_any_text(ad)),
         user=user,
         technical=technical,
     )
     keep_private = (roll(params, "keep private", 10, "visit") == 0).cast("string")
-    json_line = json_object(
+    json_line = json_object_of_some(
         visit_id=visit_fragment("visit_id", json_text(F.col("visit").cast("string"))),
         event_time=visit_fragment("event_time", json_time(F.col("at_ms"))),
         user_id=visit_fragment("user_id", json_text(user_id(params, "user"))),
