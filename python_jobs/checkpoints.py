@@ -23,6 +23,9 @@ _FILE = "owner.json"
 def claim(spark: SparkSession, checkpoint: str, contract: Mapping[str, str]) -> str:
     """Claim ``checkpoint`` for the query that ``contract`` describes; return its writer id.
 
+    ``contract`` maps roles to identities: the job to its name, a table to its id. An id survives a move of
+    the table and not its replacement, under which the progress would silently skip rows.
+
     The writer id lives as long as the checkpoint. Use it as Delta's ``txnAppId``: batch ids start again at
     0 in a new checkpoint, and a fixed id would silently skip its batches.
 
@@ -39,11 +42,11 @@ def claim(spark: SparkSession, checkpoint: str, contract: Mapping[str, str]) -> 
             owner = json.loads(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
-        different = [f"{name} {owner.get(name)}" for name in contract if owner.get(name) != contract[name]]
+        different = [f"another {role}" for role in contract if owner.get(role) != contract[role]]
         if different:
             raise WrongUse(
-                f"the checkpoint '{checkpoint}' belongs to another query ({', '.join(different)}); "
-                "give this one a checkpoint of its own"
+                f"the checkpoint '{checkpoint}' was made for {' and '.join(different)}; "
+                "give this query a checkpoint of its own"
             )
         return str(owner["writer_id"])
     if file_system.exists(jvm.org.apache.hadoop.fs.Path(folder, "metadata")):

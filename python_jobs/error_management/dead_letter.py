@@ -34,15 +34,12 @@ Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from delta.tables import DeltaTable
 from pyspark import StorageLevel
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -50,11 +47,20 @@ from pyspark.sql.types import StructType
 from pyspark.sql.window import Window
 
 from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    parse_duration,
+    start_stream,
+    table_id,
+)
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.error_management.transient_errors import retried
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, utc_now
-from python_jobs.tables import absolute, delta_table, is_path, latest_version, table_exists
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
+from python_jobs.tables import delta_table, latest_version, table_exists
 
 PENDING, REPLAYED, PARKED = "pending", "replayed", "parked"
 
@@ -120,8 +126,8 @@ class Parameters:
     def __post_init__(self) -> None:
         if len({self.source, self.target, self.dead_letter}) < 3:
             raise WrongUse("source, target and dead_letter must be three tables")
-        if self.trigger is not None and not re.fullmatch(r"\d+ (second|minute|hour)s?", self.trigger):
-            raise WrongUse(f"trigger is '{self.trigger}'; use a text such as '10 seconds' or '1 minute'")
+        if self.trigger is not None:
+            parse_duration(self.trigger)
         if self.max_bad_share is not None and not 0 <= self.max_bad_share <= 1:
             raise WrongUse(f"max_bad_share is {self.max_bad_share}; it is a share between 0 and 1")
         for name in ("max_files_per_trigger", "min_records", "sink_attempts"):
@@ -201,54 +207,14 @@ def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | Non
     return None
 
 
-def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
-    """Append ``rows`` to a Delta table in one commit."""
-    writer = rows.write.format("delta").mode("append").options(**options)
-    if is_path(table):
-        writer.save(absolute(table))
-    else:
-        writer.saveAsTable(table)
-
-
-def create_table(
-    spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
-) -> None:
-    """Create an empty Delta table, or check that the one there can take these rows.
-
-    Raises:
-        WrongUse: the table has other columns or partitions.
-    """
-    if not table_exists(spark, table):
-        builder = DeltaTable.createIfNotExists(spark)
-        builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
-        builder.addColumns(schema).partitionedBy(*partition_by).execute()
-        return
-    existing = delta_table(spark, table)
-    has = {f"{column.name} {column.dataType.simpleString()}" for column in existing.toDF().schema}
-    wants = {f"{column.name} {column.dataType.simpleString()}" for column in schema}
-    if has != wants:
-        raise WrongUse(
-            f"the table '{table}' has another schema: it has {_listed(has - wants)} where this job writes "
-            f"{_listed(wants - has)}"
-        )
-    partitions = existing.detail().collect()[0]["partitionColumns"]
-    if partitions != list(partition_by):
-        raise WrongUse(
-            f"the table '{table}' is partitioned by {_listed(partitions)}, not by {_listed(partition_by)}"
-        )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
-
-
 def accounting(spark: SparkSession, target: str) -> list[dict[str, Any]]:
     """Return the account of every batch that the target's history knows, oldest first."""
     commits = delta_table(spark, target).history().orderBy("version").collect()
-    return [json.loads(commit["userMetadata"]) for commit in commits if commit["userMetadata"]]
+    accounts = (json.loads(commit["userMetadata"]) for commit in commits if commit["userMetadata"])
+    return [account for account in accounts if "batch_id" in account]
 
 
-class BatchWriter:
+class BatchWriter(BatchFunction):
     """The ``foreachBatch`` function of the job: parse, count, judge, write dead letters, write valid rows.
 
     Args:
@@ -263,23 +229,19 @@ class BatchWriter:
         # Only what the report and the bad-share check look back on: a continuous job runs for months.
         self.accounts: deque[BatchAccount] = deque(maxlen=100)
         self.read = self.dead = 0
-        self.failure: Exception | None = None
 
-    def __call__(self, records: DataFrame, batch_id: int) -> None:
-        """Process one batch; on failure keep the error, which Spark passes on as text only."""
-        parsed = self.parse(records).persist(StorageLevel.MEMORY_AND_DISK)
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Process one batch of source records."""
+        parsed = self.parse(rows).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self._write(parsed, records.columns, batch_id)
-        except Exception as error:
-            self.failure = error
-            raise
+            self._publish(parsed, rows.columns, batch_id)
         finally:
             parsed.unpersist()
 
-    def _write(self, parsed: DataFrame, record_columns: list[str], batch_id: int) -> None:
+    def _publish(self, parsed: DataFrame, record_columns: list[str], batch_id: int) -> None:
         params = self.params
         account = _count(parsed, batch_id)
-        self._refuse_bad_batch(account)
+        self.refuse_bad_batch(account)
         options = {
             "txnAppId": self.writer_id,
             "txnVersion": str(batch_id),
@@ -294,13 +256,14 @@ class BatchWriter:
         self.read += account.read
         self.dead += account.dead
 
-    def _refuse_bad_batch(self, account: BatchAccount) -> None:
+    def refuse_bad_batch(self, account: BatchAccount) -> None:
+        """Raise DataRefused if the share of bad records, this batch included, is above ``max_bad_share``."""
         params = self.params
         share = bad_share([*self.accounts, account], params.min_records)
         if params.max_bad_share is not None and share is not None and share > params.max_bad_share:
             raise DataRefused(
-                f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}, which makes "
-                f"{share:.1%} of the latest records where {params.max_bad_share:.1%} are allowed; "
+                f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}: "
+                f"{share:.1%} of the latest records, {params.max_bad_share:.1%} allowed; "
                 "nothing of it was published"
             )
 
@@ -328,25 +291,22 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
     empty = delta_table(spark, params.source).toDF().limit(0)
     clash = [name for name in empty.columns if name in (*DEAD_LETTER_COLUMNS, WAS_DEAD_LETTERED, REPLAY)]
     if clash:
-        raise WrongUse(f"the source has columns that this job writes itself: {_listed(clash)}")
+        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
     parsed = parse(empty)
     missing = [name for name in params.partition_by if name not in parsed.columns]
     if missing:
-        raise WrongUse(f"partition_by names no column of the target: {_listed(missing)}")
+        raise WrongUse(f"partition_by names no column of the target: {', '.join(missing)}")
     dead = dead_letters(parsed, empty.columns, 0, params.job_name, params.job_version, "1970-01-01")
     create_table(spark, params.dead_letter, _nullable(dead.schema))
     create_table(spark, params.target, _nullable(valid_records(parsed).schema), params.partition_by)
 
-    contract = {"job": "dead_letter", "source": params.source, "target": params.target}
+    tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
+    contract = {"job": "dead_letter"} | {role: table_id(spark, table) for role, table in tables.items()}
     writer = BatchWriter(params, parse, claim(spark, params.checkpoint, contract))
-    reader = spark.readStream.format("delta")
-    if params.max_files_per_trigger is not None:
-        reader = reader.option("maxFilesPerTrigger", params.max_files_per_trigger)
-    stream = reader.load(absolute(params.source)) if is_path(params.source) else reader.table(params.source)
-    sink = stream.writeStream.foreachBatch(writer).option("checkpointLocation", params.checkpoint)
-    if params.trigger is None:
-        return sink.trigger(availableNow=True).start(), writer
-    return sink.trigger(processingTime=params.trigger).start(), writer
+    query = start_stream(
+        spark, params.source, writer, params.checkpoint, params.trigger, params.max_files_per_trigger
+    )
+    return query, writer
 
 
 def _nullable(schema: StructType) -> StructType:
@@ -362,14 +322,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         JobFailed: a write failed for good, or Spark ended the query for a reason a person can mend.
     """
     query, writer = start(spark, params)
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
-    except StreamingQueryException as error:
-        if writer.failure is not None:
-            raise writer.failure from None
-        raise _in_one_sentence(error, params) from error
+    await_end(query, writer, params.source)
     return {
         "read": writer.read,
         "valid": writer.read - writer.dead,
@@ -379,22 +332,6 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         "target": {"table": params.target, "version": latest_version(spark, params.target)},
         "dead_letter": {"table": params.dead_letter, "version": latest_version(spark, params.dead_letter)},
     }
-
-
-# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
-_SOURCE_FAILURES = {
-    "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
-    "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
-    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": "has rewritten rows; a stream needs a source that only appends",
-    "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
-}
-
-
-def _in_one_sentence(error: StreamingQueryException, params: Parameters) -> Exception:
-    for sign, sentence in _SOURCE_FAILURES.items():
-        if sign in str(error):
-            return JobFailed(f"the source '{params.source}' {sentence}")
-    return error
 
 
 if __name__ == "__main__":

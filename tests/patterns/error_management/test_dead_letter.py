@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+import yaml
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tenacity import wait_none
 
+from python_jobs.delta_streams import append
 from python_jobs.error_management import dead_letter as job
-from python_jobs.error_management.dead_letter import Parameters
+from python_jobs.error_management import dead_letter_replay, transient_errors
+from python_jobs.error_management.dead_letter import BatchAccount, Parameters
 from python_jobs.error_management.json_records import load_schema, parse_records
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
+from tests.support.dbt_project import DbtProject
+from tests.support.killer import TableState, run_and_kill
+from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 
 VISIT_SCHEMA = "visit_id string, event_time string, page string"
@@ -79,7 +91,7 @@ def test_bad_records_go_to_the_dead_letter_table_whole_and_with_their_error(stre
     report = stream.run(job_name="visits", job_version="7")
 
     assert_rows(stream.table("main"), [("v1", 1704103200, "/a")], columns=["visit_id", "event_time", "page"])
-    at = dt.datetime(2024, 1, 1, 12)
+    at = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
     origin = ("visits", "7", at, 1, "pending", "visits", 0)
     assert_rows(
         stream.table("dead"),
@@ -95,3 +107,560 @@ def test_bad_records_go_to_the_dead_letter_table_whole_and_with_their_error(stre
     )  # fmt: skip
     assert (report["read"], report["valid"], report["dead"]) == (4, 1, 3)
     assert report["bad_share"] == 0.75
+
+
+def test_continuous_query_outlives_bad_records(stream: Stream) -> None:
+    stream.append(VALID)
+    query, _ = job.start(stream.spark, stream.parameters(trigger="1 second"))
+    try:
+        query.processAllAvailable()
+        stream.append(NOT_JSON, VALID.replace("v1", "v4"))
+        query.processAllAvailable()
+        assert query.isActive
+        assert_rows(stream.table("main"), [("v1",), ("v4",)], columns=["visit_id"])
+        assert_rows(stream.table("dead"), [(NOT_JSON,)], columns=["payload"])
+    finally:
+        query.stop()
+
+
+def test_each_batch_accounts_for_its_records_and_idle_runs_add_nothing(stream: Stream) -> None:
+    stream.append(VALID, NOT_JSON, NOT_JSON)
+    stream.append(VALID, NO_TIME)
+    report = stream.run(max_files_per_trigger=1)
+
+    expected = [
+        {"batch_id": 0, "read": 3, "valid": 1, "dead": 2, "error_classes": {"NOT_A_JSON_OBJECT": 2}},
+        {"batch_id": 1, "read": 2, "valid": 1, "dead": 1, "error_classes": {"MISSING_FIELD": 1}},
+    ]
+    assert report["batches"] == expected
+    assert job.accounting(stream.spark, stream.path("main")) == expected
+    assert (stream.table("main").count(), stream.table("dead").count()) == (2, 3)
+    ids = {row.dead_letter_id for row in stream.table("dead").collect()}
+    assert len(ids) == 3, "equal lines are two dead letters"
+
+    before = stream.version("main"), stream.version("dead")
+    idle = stream.run()
+    assert (idle["read"], idle["batches"], idle["bad_share"]) == (0, [], 0.0)
+    assert (stream.version("main"), stream.version("dead")) == before
+
+
+LINES = {
+    # one JSON object: what the fields hold (text, flag, number, nested.text)
+    '{"text":"a","flag":true,"number":5,"nested":{"text":"x"}}': ("a", True, 5, "x"),
+    '{"text":"a","flag":"yes","number":"5","nested":{"text":"x"}}': ("a", None, None, "x"),
+    '{"text":12,"flag":1,"number":5.5,"nested":{"text":false}}': ("12", None, None, "false"),
+    '{"text":{"a":1},"flag":false,"number":1,"nested":{"text":[1]}}': (None, False, 1, None),
+    '{"text":"{\\"a\\":1}","nested":{"text":"[1]"}}': ('{"a":1}', None, None, "[1]"),
+    '{"text":"{........","number":7,"nested":"text"}': ("{........", None, 7, None),
+    '{"text":"a","nested":[1],"other":1}': ("a", None, None, None),
+    ' {"text":"first","text":"last"} ': ("last", None, None, None),
+    "{}": (None, None, None, None),
+}
+NO_OBJECTS = [
+    "not json", "", "{........", '{"text":"a"', '{"text":"a","number":', '{"text":"a"} x',
+    '{"text":"a"}{"text":"b"}', '{"text":"a"},{"text":"b"}', '{"text":"a"},"number":1', '{"text":"a"}] x', "[]", '[{"text":"a"}]', "null", "12",
+    '"text"', "{'text':'a'}", '{"number":NaN}', '{"text":"\x01"}', "\x1f\ufffd\x08\x00binary", None,
+]  # fmt: skip
+
+
+def test_one_bad_field_costs_no_other_and_only_whole_objects_are_records(
+    spark: SparkSession, ansi_modes: str
+) -> None:
+    records = spark.createDataFrame([(line,) for line in [*LINES, *NO_OBJECTS]], "payload string")
+    schema = load_schema("text string, flag boolean, number bigint, nested struct<text: string>")
+    parsed = parse_records(records, schema)
+    fields = ("text", "flag", "number", "nested.text")
+    assert_rows(
+        parsed.select("payload", *fields, F.col("error_class")),
+        [(line, *values, None) for line, values in LINES.items()]
+        + [(line, None, None, None, None, "NOT_A_JSON_OBJECT") for line in NO_OBJECTS],
+    )
+    nested_is_null = {row.payload: row.nested is None for row in parsed.collect()}
+    assert nested_is_null['{"text":"{........","number":7,"nested":"text"}']
+    assert not nested_is_null['{"text":{"a":1},"flag":false,"number":1,"nested":{"text":[1]}}']
+
+
+def test_required_columns_tell_missing_unreadable_and_underived_apart(spark: SparkSession) -> None:
+    lines = [
+        '{"id":1,"at":"2024-01-01","user":{"name":"guest"}}',
+        '{"id":"x","at":"2024-01-01","user":{"name":"user_1"}}',
+        '{"at":"2024-01-01","user":{"name":"user_2"}}',
+        '{"id":4,"at":"2024-13-01","user":{"name":"user_3"}}',
+        '{"id":5,"at":"2024-01-01","user":{"name":"user_42"}}',
+    ]
+    parsed = parse_records(
+        spark.createDataFrame([(line,) for line in lines], "payload string"),
+        load_schema("id bigint, at string, user struct<name: string>"),
+        derive={
+            "at": "try_to_timestamp(at)",
+            "user_id": "try_cast(nullif(regexp_extract(user.name, '^user_(\\\\d+)$', 1), '') as bigint)",
+        },
+        require=["id", "at", "user_id"],
+    )
+    assert_rows(
+        parsed.select("id", "user_id", "error_class", "error_message"),
+        [
+            (1, None, "NULL_DERIVED_FIELD", "the expression of 'user_id' gives NULL"),
+            (None, 1, "UNPARSABLE_FIELD", "field 'id' can't be read as bigint: x"),
+            (None, 2, "MISSING_FIELD", "field 'id' is missing or null"),
+            (4, 3, "UNPARSABLE_FIELD", "field 'at' can't be read as timestamp: 2024-13-01"),
+            (5, 42, None, None),
+        ],
+    )
+
+
+def test_every_record_is_evaluated_once_for_both_tables(stream: Stream) -> None:
+    calls = stream.spark.sparkContext.accumulator(0)
+
+    def counted(page: str | None) -> str | None:
+        calls.add(1)
+        return page
+
+    stream.spark.udf.register("counted", counted, "string")
+    stream.append(VALID, BAD_TIME, NO_TIME, NOT_JSON)
+    report = stream.run(derive=EPOCH | {"page": "counted(page)"})
+    assert (report["valid"], report["dead"]) == (1, 3)
+    assert calls.value == 4
+
+
+def test_too_many_bad_records_stop_the_job_before_anything_is_written(
+    stream: Stream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream.append(*[VALID] * 95, *[NOT_JSON] * 5)
+    assert stream.run(max_bad_share=0.1)["bad_share"] == 0.05
+
+    stream.append(*[VALID] * 60, *[NOT_JSON] * 40)
+    before = stream.version("main"), stream.version("dead")
+    arguments = [
+        *("--source", stream.path("bronze"), "--target", stream.path("main")),
+        *("--dead_letter", stream.path("dead"), "--checkpoint", stream.path("checkpoint")),
+        *(
+            "--schema",
+            VISIT_SCHEMA,
+            "--derive.event_time",
+            EPOCH["event_time"],
+            "--require",
+            '["event_time"]',
+        ),
+    ]
+    with pytest.raises(SystemExit) as stopped:
+        run_job(Parameters, job.run, [*arguments, "--max_bad_share", "0.1"])
+    assert stopped.value.code == 3
+    alert = (
+        "DataRefused: alert: batch 1 has 40 bad records of 100: 40.0% of the latest records, "
+        "where 10.0% are allowed; nothing of it was published"
+    )
+    assert alert in capsys.readouterr().err
+    assert (stream.version("main"), stream.version("dead")) == before
+
+    with pytest.raises(SystemExit) as stopped:
+        run_job(Parameters, job.run, [*arguments, "--max_bad_share", "0.5"])
+    assert stopped.value.code == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["dead"] == 40
+    assert (stream.table("main").count(), stream.table("dead").count()) == (155, 45)
+
+
+@pytest.mark.parametrize(
+    ("batches", "share"),
+    [
+        ([(100, 6)], 0.06),
+        ([(100, 4)], 0.04),
+        ([(99, 99)], None),
+        ([(1000, 0), (50, 10), (50, 30)], 0.4),
+        ([(1000, 0), (200, 100)], 0.5),
+    ],
+)
+def test_bad_share_looks_at_the_latest_hundred_records(
+    batches: list[tuple[int, int]], share: float | None
+) -> None:
+    accounts = [BatchAccount(i, read, dead, {}) for i, (read, dead) in enumerate(batches)]
+    assert job.bad_share(accounts, 100) == share
+
+
+@pytest.mark.parametrize(("dead", "refused"), [(4, False), (5, False), (6, True)])
+def test_share_above_the_threshold_is_refused(stream: Stream, dead: int, refused: bool) -> None:
+    writer = job.BatchWriter(stream.parameters(max_bad_share=0.05), lambda rows: rows, "writer")
+    if refused:
+        with pytest.raises(DataRefused, match="alert: batch 0 has 6 bad records of 100"):
+            writer.refuse_bad_batch(BatchAccount(0, 100, dead, {}))
+    else:
+        writer.refuse_bad_batch(BatchAccount(0, 100, dead, {}))
+
+
+class FailingSink:
+    """Stands for ``append`` and fails a number of times on one table."""
+
+    def __init__(self, table: str, error: Exception, times: int) -> None:
+        self.table, self.error, self.times, self.calls = table, error, times, 0
+
+    def __call__(self, rows: DataFrame, table: str, options: dict[str, str]) -> None:
+        if table == self.table:
+            self.calls += 1
+            if self.calls <= self.times:
+                raise self.error
+        append(rows, table, options)
+
+
+def test_transient_failures_of_the_sink_are_retried_and_never_dead_lettered(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transient_errors, "wait_exponential", lambda **_: wait_none())
+    sink = FailingSink(stream.path("main"), ConnectionError("the store is away"), times=2)
+    monkeypatch.setattr(job, "append", sink)
+    stream.append(VALID)
+    report = stream.run(sink_attempts=3)
+    assert (report["valid"], report["dead"], sink.calls) == (1, 0, 3)
+    assert stream.table("main").count() == 1
+    assert stream.table("dead").count() == 0
+
+
+def test_permanent_failures_are_tried_once_and_transient_ones_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transient_errors, "wait_exponential", lambda **_: wait_none())
+    for error, tries in [
+        (PermissionError("read-only"), 1),
+        (ValueError("another schema"), 1),
+        (RuntimeError("java.io.IOException: Permission denied"), 1),
+        (RuntimeError("java.io.IOException: connection reset"), 3),
+        (TimeoutError("slow"), 3),
+    ]:
+        calls = []
+
+        def write(error: Exception = error, calls: list[int] = calls) -> None:
+            calls.append(1)
+            raise error
+
+        with pytest.raises(type(error)):
+            transient_errors.retried(write, attempts=3)
+        assert len(calls) == tries, error
+
+
+@pytest.mark.parametrize("failing", ["dead", "main"])
+def test_batch_whose_write_fails_is_run_again_and_doubles_nothing(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    stream.append(VALID, NOT_JSON)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            job, "append", FailingSink(stream.path(failing), PermissionError("read-only"), times=1)
+        )
+        with pytest.raises(PermissionError, match="read-only"):
+            stream.run()
+    written = 0 if failing == "dead" else 1
+    assert (stream.table("main").count(), stream.table("dead").count()) == (0, written), "dead letters first"
+
+    stream.run()
+    assert (stream.table("main").count(), stream.table("dead").count()) == (1, 1)
+
+    # A crash after both writes and before Spark's own commit: the batch comes again with the same number.
+    (stream.folder / "checkpoint" / "commits" / "0").unlink()
+    (stream.folder / "checkpoint" / "commits" / ".0.crc").unlink(missing_ok=True)
+    assert stream.run()["read"] == 2
+    assert (stream.table("main").count(), stream.table("dead").count()) == (1, 1)
+
+
+@pytest.mark.kill
+def test_killed_between_its_two_tables_the_next_run_completes_the_batch(stream: Stream) -> None:
+    stream.append(VALID)
+    stream.run()
+    stream.append(VALID.replace("v1", "v2"), NOT_JSON)
+    parameters = asdict(stream.parameters())
+    config = stream.folder / "job.yml"
+    config.write_text(
+        yaml.safe_dump({name: value for name, value in parameters.items() if value is not None})
+    )
+    state = run_and_kill(
+        [sys.executable, "-m", "python_jobs.error_management.dead_letter", "--config", str(config)],
+        stream.path("main"),
+        TableState.DATA_WITHOUT_LOG,
+        env={"PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
+    )
+    assert state is TableState.DATA_WITHOUT_LOG
+    assert (stream.table("main").count(), stream.table("dead").count()) == (1, 1)
+
+    stream.run()
+    assert_rows(stream.table("main"), [("v1",), ("v2",)], columns=["visit_id"])
+    assert_rows(stream.table("dead"), [(NOT_JSON,)], columns=["payload"])
+
+
+def test_checkpoint_of_another_query_is_refused_in_one_sentence(stream: Stream) -> None:
+    stream.append(VALID)
+    stream.run()
+    with pytest.raises(
+        WrongUse, match=r"was made for another target; give this query a checkpoint of its own"
+    ):
+        stream.run(target=stream.path("other"))
+    # The same path, made anew: the progress would skip what it never held.
+    shutil.rmtree(stream.path("dead"))
+    with pytest.raises(WrongUse, match="was made for another dead_letter table"):
+        stream.run()
+
+    foreign = stream.spark.readStream.format("delta").load(stream.path("bronze")).writeStream.format("noop")
+    foreign.option("checkpointLocation", stream.path("foreign")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    with pytest.raises(WrongUse, match="belongs to a query of another job"):
+        stream.run(checkpoint=stream.path("foreign"))
+
+
+def test_bad_input_and_wrong_use_give_one_sentence(stream: Stream) -> None:
+    with pytest.raises(NotReady, match=r"there is no Delta table '.*bronze' to read from"):
+        stream.run()
+
+    stream.append()
+    empty = stream.run()
+    assert (empty["read"], empty["valid"], empty["dead"]) == (0, 0, 0)
+    assert (stream.table("main").count(), stream.table("dead").count()) == (0, 0)
+
+    for changes, sentence in [
+        ({"schema": VISIT_SCHEMA.replace("visit_id string", "visit_id bigint")}, "it has visit_id string"),
+        ({"partition_by": ["page"]}, "is partitioned by nothing, not by page"),
+        ({"partition_by": ["day"]}, "partition_by names no column of the target: day"),
+        ({"payload_column": "value"}, "no payload column 'value'; it has payload, topic"),
+        ({"schema": "offset bigint"}, "already has columns of these names: offset"),
+        ({"require": ["user_id"]}, "neither in the schema nor derived: user_id"),
+        ({"schema": "visit_id strange"}, "is no schema"),
+        ({"schema": "missing.yml"}, "the schema file 'missing.yml' doesn't exist"),
+        ({"target": stream.path("bronze")}, "must be three tables"),
+        ({"trigger": "often"}, "'often' is no duration"),
+        ({"max_bad_share": 10.0}, "it is a share between 0 and 1"),
+        ({"min_records": 0}, "min_records is 0"),
+    ]:  # fmt: skip
+        with pytest.raises(WrongUse, match=re.escape(sentence)):
+            stream.run(**changes)
+
+
+def test_source_that_rewrites_rows_ends_the_stream_with_one_sentence(stream: Stream) -> None:
+    stream.append(VALID)
+    stream.run()
+    stream.append(BAD_TIME)
+    stream.spark.sql(f"update delta.`{stream.path('bronze')}` set topic = 'x' where offset = 0")
+    with pytest.raises(JobFailed, match="has rewritten rows; a stream needs a source that only appends"):
+        stream.run()
+
+
+def test_schema_reads_the_same_from_ddl_yaml_and_json(tmp_path: Path, spark: SparkSession) -> None:
+    ddl = "visit_id string, keep_private boolean, context struct<user: struct<ip: string>>"
+    (tmp_path / "s.ddl").write_text(ddl)
+    (tmp_path / "s.yml").write_text(
+        "visit_id: string\nkeep_private: boolean\ncontext:\n  user: {ip: string}\n"
+    )
+    (tmp_path / "s.json").write_text(load_schema(ddl).json())
+    for file in ("s.ddl", "s.yml", "s.json"):
+        assert load_schema(str(tmp_path / file)) == load_schema(ddl)
+
+
+class TestReplay:
+    """A record fails at 10:01 between two that pass; the mended expression reads it."""
+
+    BROKEN: ClassVar = {
+        "event_time": "try_to_timestamp(event_time)",
+        "event_date": "cast(event_time as date)",
+    }
+    MENDED: ClassVar = {
+        "event_time": "coalesce("
+        "try_to_timestamp(event_time), try_to_timestamp(event_time, 'dd/MM/yyyy HH:mm'))",
+        "event_date": "cast(event_time as date)",
+    }
+
+    @pytest.fixture
+    def failed(self, stream: Stream) -> Stream:
+        stream.append(
+            '{"visit_id":"v0","event_time":"2024-01-01T10:00:00Z","page":"/a"}',
+            '{"visit_id":"v1","event_time":"01/01/2024 10:01","page":"/b"}',
+            '{"visit_id":"v2","event_time":"2024-01-01T10:02:00Z","page":"/c"}',
+            NOT_JSON,
+        )
+        stream.run(derive=self.BROKEN, partition_by=["event_date"])
+        assert (stream.table("main").count(), stream.table("dead").count()) == (2, 2)
+        return stream
+
+    def replay(self, stream: Stream, **changes: Any) -> dict[str, Any]:
+        given = {
+            "target": stream.path("main"),
+            "dead_letter": stream.path("dead"),
+            "schema": VISIT_SCHEMA,
+            "derive": self.MENDED,
+            "require": ["event_time"],
+            "publish_partitions": True,
+            "job_version": "2",
+            "now": "2024-01-02T00:00:00Z",
+        }
+        return dead_letter_replay.run(stream.spark, dead_letter_replay.Parameters(**(given | changes)))
+
+    def test_without_the_switch_it_only_reports(self, failed: Stream) -> None:
+        before = failed.version("main"), failed.version("dead")
+        report = self.replay(failed, publish_partitions=False)
+        assert (report["read"], report["replayed"], report["failed"]) == (2, 1, 1)
+        assert report["touched_partitions"] == [{"event_date": "2024-01-01"}]
+        assert (failed.version("main"), failed.version("dead")) == before
+
+    def test_mended_records_join_the_main_table_once(self, failed: Stream) -> None:
+        report = self.replay(failed)
+        assert (report["replayed"], report["failed"], report["parked"]) == (1, 1, 0)
+        assert report["touched_partitions"] == [{"event_date": "2024-01-01"}]
+        rows = failed.table("main")
+        letter = failed.table("dead").where("status = 'replayed'").collect()[0]
+        at = dt.datetime(2024, 1, 2, tzinfo=dt.UTC)
+        assert_rows(
+            rows.where("was_dead_lettered").select("visit_id", "offset", "replay.*"),
+            [("v1", 1, letter.dead_letter_id, "dead_letter_replay", "2", at, 2)],
+        )
+        assert (letter.attempts, letter.status_changed_at.replace(tzinfo=dt.UTC)) == (2, at)
+        assert letter.error_class == "UNPARSABLE_FIELD", "the error stays on record"
+        in_order = [row.event_time.strftime("%H:%M") for row in rows.orderBy("event_time").collect()]
+        assert in_order == ["10:00", "10:01", "10:02"]
+
+        self.replay(failed)
+        assert failed.table("main").count() == 3
+
+        # A run that died after the target and before the dead letters: the next one finds the row by its id.
+        failed.spark.sql(
+            f"update delta.`{failed.path('dead')}` set status = 'pending' where status = 'replayed'"
+        )
+        assert self.replay(failed)["replayed"] == 1
+        assert failed.table("main").count() == 3
+        assert failed.table("dead").where("status = 'replayed'").count() == 1
+
+    def test_records_that_go_on_failing_are_parked(self, failed: Stream) -> None:
+        states = []
+        for _ in range(3):
+            self.replay(failed, max_attempts=3)
+            states.append(failed.table("dead").where(F.col("payload") == NOT_JSON).collect()[0])
+        assert [(row.attempts, row.status) for row in states] == [
+            (2, "pending"),
+            (3, "parked"),
+            (3, "parked"),
+        ]
+        assert self.replay(failed)["read"] == 0
+
+    def test_other_columns_than_the_target_has_are_refused(self, failed: Stream) -> None:
+        with pytest.raises(WrongUse, match=r"differ in the columns event_date"):
+            self.replay(failed, derive={"event_time": "try_to_timestamp(event_time)"})
+        with pytest.raises(NotReady, match="there is no Delta table"):
+            self.replay(failed, dead_letter=failed.path("nowhere"))
+
+
+DEVICES = [("Air", "1"), (None, "1"), ("Pro", None), (None, None)]
+NAME_WITH_VERSION = {
+    "name": "name_with_version",
+    "expression": "concat(full_name, version)",
+    "inputs": ["full_name", "version"],
+}
+
+
+def test_sql_compares_output_with_input(spark: SparkSession, render: MacroRenderer, ansi_modes: str) -> None:
+    spark.createDataFrame(DEVICES, "full_name string, version string").createOrReplaceTempView(
+        "devices_to_load"
+    )
+    spark.sql(
+        render("dead_letter_flags", relation="devices_to_load", transformations=[NAME_WITH_VERSION])
+    ).createOrReplaceTempView("devices_flagged")
+    valid = spark.sql(render("dead_letter_valid_rows", flagged="devices_flagged"))
+    assert_rows(valid, [("Air", "1", "Air1"), (None, None, None)])
+    assert valid.columns == ["full_name", "version", "name_with_version"]
+    dead = spark.sql(
+        render(
+            "dead_letter_rows",
+            flagged="devices_flagged",
+            job_name="devices",
+            processed_at="2024-01-01 12:00:00",
+        )
+    )
+    message = "name_with_version is NULL although an input is present (full_name, version)"
+    context = ("NULL_RESULT", message, "devices", "1", dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC))
+    assert_rows(dead, [(None, "1", None, *context), ("Pro", None, None, *context)])
+
+
+def test_sql_shows_where_an_error_safe_function_hid_an_error(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    rows = [("1", "2024-01-01"), ("x", "2024-01-01"), ("2", "2024-13-01"), (None, None)]
+    spark.createDataFrame(rows, "id string, at string").createOrReplaceTempView("untyped")
+    flagged = spark.sql(
+        render(
+            "dead_letter_flags",
+            relation="untyped",
+            transformations=[
+                {"name": "number", "expression": "try_cast(id as bigint)", "inputs": ["id"]},
+                {"name": "moment", "expression": "try_to_timestamp(at)", "inputs": ["at"]},
+            ],
+        )
+    )
+    assert_rows(
+        flagged.select("id", "number", F.substring_index("error_message", " ", 1)),
+        [("1", 1, None), ("x", None, "number"), ("2", 2, "moment"), (None, None, None)],
+    )
+
+
+def test_sql_macros_refuse_wrong_arguments(render: MacroRenderer) -> None:
+    for transformations, sentence in [
+        ([], "transformations must be a list"),
+        ([{"name": "x", "expression": "y"}], "needs name, expression and a list of inputs"),
+        ([NAME_WITH_VERSION | {"input": "y"}], "has no option 'input'"),
+    ]:
+        with pytest.raises(Exception, match=sentence):
+            render("dead_letter_flags", relation="t", transformations=transformations)
+    with pytest.raises(Exception, match="max_share must be a share between 0 and 1, got 10"):
+        render("dead_letter_share_failures", flagged="t", max_share=10, min_records=1)
+
+
+PROJECT = {
+    "models/devices_flagged.sql": """
+        {{ config(materialized='table') }}
+        {{ lakehouse_patterns.dead_letter_flags(source('raw', 'devices'), [
+            {'name': 'name_with_version', 'expression': "counted_concat(full_name, version)",
+             'inputs': ['full_name', 'version']}
+        ]) }}
+    """,
+    "models/devices_valid.sql": """
+        {{ config(materialized='table') }}
+        {{ lakehouse_patterns.dead_letter_valid_rows(ref('devices_flagged')) }}
+    """,
+    "models/devices_dead_letter.sql": """
+        {{ config(materialized='table') }}
+        {{ lakehouse_patterns.dead_letter_rows(ref('devices_flagged')) }}
+    """,
+    "models/schema.yml": """\
+sources:
+  - name: raw
+    schema: "{{ target.schema }}"
+    tables: [{name: devices}]
+models:
+  - name: devices_flagged
+    data_tests:
+      - lakehouse_patterns.dead_letter_share:
+          name: half
+          arguments: {max_share: 0.5, min_records: 4}
+      - lakehouse_patterns.dead_letter_share:
+          name: less
+          arguments: {max_share: 0.4, min_records: 4}
+      - lakehouse_patterns.dead_letter_share:
+          name: too_few
+          arguments: {max_share: 0.4, min_records: 5}
+""",
+}
+
+
+def test_sql_models_evaluate_each_row_once_and_the_share_test_alarms(
+    spark: SparkSession, make_project: Callable[..., DbtProject]
+) -> None:
+    calls = spark.sparkContext.accumulator(0)
+
+    def concat(left: str | None, right: str | None) -> str | None:
+        calls.add(1)
+        return None if left is None or right is None else left + right
+
+    spark.udf.register("counted_concat", concat, "string")
+    project = make_project(PROJECT)
+    project.source("devices", spark.createDataFrame(DEVICES, "full_name string, version string"))
+    project.run("run")
+    assert calls.value == 4
+    assert_rows(project.table("devices_valid"), [("Air", "1", "Air1"), (None, None, None)])
+    assert_rows(
+        project.table("devices_dead_letter").select("full_name", "version", "job_name"),
+        [(None, "1", "devices_dead_letter"), ("Pro", None, "devices_dead_letter")],
+    )
+    assert project.fails("test").startswith("less: fail")
+    assert project.statuses() == {"half": "pass", "less": "fail", "too_few": "pass"}

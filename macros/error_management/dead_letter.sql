@@ -1,0 +1,105 @@
+{#-
+    Dead-Letter in SQL. SQL has no try/catch: an error-safe function hides an error behind NULL. So each
+    transformation is checked by comparing its output with its inputs: an input that is present and an output
+    that is NULL is a suspected error. Inputs that are all NULL excuse a NULL output.
+
+    Materialize the flagged relation as a table: both models downstream then read one evaluation.
+
+    Know each function you guard: `concat`, `try_cast`, `try_to_timestamp` and `from_json` give NULL in both ANSI
+    modes; `cast` and `to_timestamp` raise with ANSI on; `concat_ws` skips NULLs and never shows the error.
+-#}
+
+{% macro dead_letter_flags(relation, transformations) %}
+    {{ return(adapter.dispatch('dead_letter_flags', 'lakehouse_patterns')(relation, transformations)) }}
+{% endmacro %}
+
+{% macro default__dead_letter_flags(relation, transformations) %}
+    {%- do lakehouse_patterns._require_transformations(transformations) -%}
+select
+    *,
+    case
+        {%- for t in transformations %}
+        when {{ t.name }} is null and coalesce({{ t.inputs | join(', ') }}) is not null then 'NULL_RESULT'
+        {%- endfor %}
+    end as error_class,
+    case
+        {%- for t in transformations %}
+        when {{ t.name }} is null and coalesce({{ t.inputs | join(', ') }}) is not null
+            then '{{ t.name }} is NULL although an input is present ({{ t.inputs | join(", ") }})'
+        {%- endfor %}
+    end as error_message
+from (
+    select
+        *,
+        {%- for t in transformations %}
+        {{ t.expression }} as {{ t.name }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    from {{ relation }}
+)
+{%- endmacro %}
+
+{% macro _require_transformations(transformations) %}
+    {%- do lakehouse_patterns.require(
+        transformations is sequence and transformations is not string and transformations | length > 0,
+        'transformations must be a list of {name, expression, inputs}, got ' ~ transformations
+    ) -%}
+    {%- for t in transformations -%}
+        {%- do lakehouse_patterns.require_known_keys(
+            'a transformation', t, ['name', 'expression', 'inputs']
+        ) -%}
+        {%- do lakehouse_patterns.require(
+            t.name and t.expression and t.inputs is sequence and t.inputs is not string
+            and t.inputs | length > 0,
+            'a transformation needs name, expression and a list of inputs, got ' ~ t
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+{% macro dead_letter_valid_rows(flagged) %}
+    {{ return(adapter.dispatch('dead_letter_valid_rows', 'lakehouse_patterns')(flagged)) }}
+{% endmacro %}
+
+{% macro default__dead_letter_valid_rows(flagged) -%}
+select * except (error_class, error_message)
+from {{ flagged }}
+where error_class is null
+{%- endmacro %}
+
+{% macro dead_letter_rows(flagged, job_name=none, job_version='1', processed_at=none) %}
+    {{ return(adapter.dispatch('dead_letter_rows', 'lakehouse_patterns')(
+        flagged, job_name, job_version, processed_at
+    )) }}
+{% endmacro %}
+
+{% macro default__dead_letter_rows(flagged, job_name, job_version, processed_at) -%}
+select
+    *,
+    '{{ job_name or this.identifier }}' as job_name,
+    '{{ job_version }}' as job_version,
+    timestamp '{{ processed_at or run_started_at.strftime("%Y-%m-%d %H:%M:%S") }}' as processed_at
+from {{ flagged }}
+where error_class is not null
+{%- endmacro %}
+
+{% test dead_letter_share(model, max_share=0.1, min_records=100) %}
+    {{ lakehouse_patterns.dead_letter_share_failures(model, max_share, min_records) }}
+{% endtest %}
+
+{% macro dead_letter_share_failures(flagged, max_share, min_records) %}
+    {{ return(adapter.dispatch('dead_letter_share_failures', 'lakehouse_patterns')(
+        flagged, max_share, min_records
+    )) }}
+{% endmacro %}
+
+{% macro default__dead_letter_share_failures(flagged, max_share, min_records) %}
+    {%- do lakehouse_patterns.require(
+        max_share is number and max_share >= 0 and max_share <= 1,
+        'max_share must be a share between 0 and 1, got ' ~ max_share
+    ) -%}
+select
+    count(*) as records,
+    count(error_class) as dead_letters,
+    try_divide(count(error_class), count(*)) as dead_letter_share
+from {{ flagged }}
+having count(*) >= {{ min_records }} and try_divide(count(error_class), count(*)) > {{ max_share }}
+{%- endmacro %}

@@ -1,0 +1,187 @@
+{#-
+    Filter Interceptor in SQL. The optimizer folds all filters of a query into one, with one row count; here each
+    condition is named, and a rejected row carries the name of the first condition that it does not meet.
+
+    A condition that evaluates to NULL rejects, as it does in a `where`: hence `is not true`. (`is false` would
+    let the row through and count it nowhere.)
+
+    Materialize the flagged relation as a table and the rest on top of it: statistics and valid rows then come
+    from one evaluation. Where only the valid rows are kept, a view over the flagged table costs least.
+-#}
+
+{% macro filter_interceptor_flags(relation, conditions) %}
+    {{ return(adapter.dispatch('filter_interceptor_flags', 'lakehouse_patterns')(relation, conditions)) }}
+{% endmacro %}
+
+{% macro default__filter_interceptor_flags(relation, conditions) %}
+    {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
+select
+    *,
+    case rejected_by
+        {%- for c in conditions %}
+        when '{{ c.name }}' then '{{ c.category }}'
+        {%- endfor %}
+    end as rejected_as
+from (
+    select
+        *,
+        case
+            {%- for c in conditions %}
+            when ({{ c.condition }}) is not true then '{{ c.name }}'
+            {%- endfor %}
+        end as rejected_by
+    from {{ relation }}
+)
+{%- endmacro %}
+
+{% macro _named_conditions(conditions) %}
+    {#- The conditions with their category filled in, once they are known to be well formed. -#}
+    {%- do lakehouse_patterns.require(
+        conditions is sequence and conditions is not string and conditions | length > 0,
+        'conditions must be a list of {name, condition}, got ' ~ conditions
+    ) -%}
+    {%- set checked = [] -%}
+    {%- for c in conditions -%}
+        {%- do lakehouse_patterns.require(c is mapping, 'a condition is {name, condition}, got ' ~ c) -%}
+        {%- do lakehouse_patterns.require_known_keys('a condition', c, ['name', 'condition', 'category']) -%}
+        {%- do lakehouse_patterns.require(
+            c.name and c.condition, 'a condition needs a name and a condition, got ' ~ c
+        ) -%}
+        {%- do lakehouse_patterns.require(
+            c.name not in checked | map(attribute='name'), "two conditions have the name '" ~ c.name ~ "'"
+        ) -%}
+        {%- set category = c.category or 'filtered' -%}
+        {%- do lakehouse_patterns.require(
+            "'" not in c.name ~ category and '\\' not in c.name ~ category,
+            'names and categories of conditions hold no quotes or backslashes, got ' ~ c
+        ) -%}
+        {%- do checked.append({'name': c.name, 'condition': c.condition, 'category': category}) -%}
+    {%- endfor -%}
+    {{ return(checked) }}
+{% endmacro %}
+
+{% macro filter_interceptor_valid_rows(flagged) %}
+    {{ return(adapter.dispatch('filter_interceptor_valid_rows', 'lakehouse_patterns')(flagged)) }}
+{% endmacro %}
+
+{% macro default__filter_interceptor_valid_rows(flagged) -%}
+select * except (rejected_by, rejected_as)
+from {{ flagged }}
+where rejected_by is null
+{%- endmacro %}
+
+{% macro filter_interceptor_statistics(flagged, conditions, run_id=none, run_at=none) %}
+    {{ return(adapter.dispatch('filter_interceptor_statistics', 'lakehouse_patterns')(
+        flagged, conditions, run_id, run_at
+    )) }}
+{% endmacro %}
+
+{% macro default__filter_interceptor_statistics(flagged, conditions, run_id, run_at) %}
+    {#- One global aggregate, unpivoted: it has a row, and zeros, for an empty relation too, and reads it once. -#}
+    {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
+select
+    '{{ run_id or invocation_id }}' as run_id,
+    timestamp '{{ run_at or run_started_at.strftime("%Y-%m-%d %H:%M:%S.%f") }}' as run_at,
+    stack(
+        {{ conditions | length }},
+        {%- for c in conditions %}
+        {{ loop.index }}, '{{ c.name }}', '{{ c.category }}', rejected_{{ loop.index }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    ) as (position, condition_name, category, rejected_rows),
+    input_rows,
+    valid_rows
+from (
+    select
+        count(*) as input_rows,
+        count_if(rejected_by is null) as valid_rows,
+        {%- for c in conditions %}
+        count_if(rejected_by = '{{ c.name }}') as rejected_{{ loop.index }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    from {{ flagged }}
+)
+{%- endmacro %}
+
+{% macro filter_interceptor_all_failures(relation, conditions) %}
+    {{ return(adapter.dispatch('filter_interceptor_all_failures', 'lakehouse_patterns')(relation, conditions)) }}
+{% endmacro %}
+
+{% macro default__filter_interceptor_all_failures(relation, conditions) %}
+    {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
+select
+    stack(
+        {{ conditions | length }},
+        {%- for c in conditions %}
+        {{ loop.index }}, '{{ c.name }}', '{{ c.category }}', failed_{{ loop.index }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    ) as (position, condition_name, category, failed_rows),
+    input_rows
+from (
+    select
+        count(*) as input_rows,
+        {%- for c in conditions %}
+        count_if(({{ c.condition }}) is not true) as failed_{{ loop.index }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    from {{ relation }}
+)
+{%- endmacro %}
+
+{% test rejected_share_steady(model, max_rise=0.2, baseline_runs=10) %}
+    {{ lakehouse_patterns.rejected_share_rises(model, max_rise, baseline_runs) }}
+{% endtest %}
+
+{% macro rejected_share_rises(statistics, max_rise, baseline_runs) %}
+    {{ return(adapter.dispatch('rejected_share_rises', 'lakehouse_patterns')(
+        statistics, max_rise, baseline_runs
+    )) }}
+{% endmacro %}
+
+{% macro default__rejected_share_rises(statistics, max_rise, baseline_runs) %}
+    {%- do lakehouse_patterns.require(
+        max_rise is number and max_rise >= 0 and max_rise <= 1,
+        'max_rise must be a share between 0 and 1, got ' ~ max_rise
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        baseline_runs is number and baseline_runs >= 1, 'baseline_runs must be at least 1, got ' ~ baseline_runs
+    ) -%}
+with shares as (
+    select
+        condition_name,
+        position,
+        coalesce(try_divide(rejected_rows, input_rows), 0) as share,
+        dense_rank() over (order by run_at desc, run_id desc) as age
+    from {{ statistics }}
+    where input_rows > 0
+),
+
+rises as (
+    select
+        condition_name,
+        min(position) as position,
+        sum(case when age = 1 then share else 0 end) as share,
+        coalesce(avg(case when age > 1 then share end), 0) as baseline_share,
+        count(case when age > 1 then 1 end) as baseline_runs
+    from shares
+    where age <= {{ baseline_runs + 1 }}
+    group by condition_name
+),
+
+totals as (
+    select
+        *,
+        sum(share) over () as rejected_share,
+        sum(baseline_share) over () as baseline_rejected_share,
+        max(baseline_runs) over () as runs,
+        row_number() over (order by share - baseline_share desc, position, condition_name) as rank
+    from rises
+)
+
+-- one row, which names the condition with the largest rise
+select
+    condition_name,
+    share,
+    baseline_share,
+    rejected_share,
+    baseline_rejected_share
+from totals
+where rank = 1 and runs > 0 and rejected_share - baseline_rejected_share > {{ max_rise }}
+{%- endmacro %}

@@ -1,0 +1,147 @@
+"""Streams over a Delta table that only grows, written batch by batch into Delta tables.
+
+A stream's function appends with ``txnAppId`` (see :mod:`.checkpoints`) and the batch's number, so that a
+batch that Spark runs again adds nothing to a table that already has it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from delta.tables import DeltaTable
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from python_jobs.job import JobFailed, WrongUse
+from python_jobs.tables import absolute, delta_table, is_path, table_exists
+
+_DURATION = re.compile(r"(\d+) (second|minute|hour)s?")
+
+
+def parse_duration(text: str) -> dt.timedelta:
+    """Read a duration such as ``10 minutes``.
+
+    Raises:
+        WrongUse: it is something else, or zero.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise WrongUse(f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'")
+    return dt.timedelta(**{f"{match[2]}s": int(match[1])})
+
+
+def table_id(spark: SparkSession, table: str) -> str:
+    """Return the id that a Delta table got when it was created."""
+    return str(delta_table(spark, table)._jdt.deltaLog().tableId())
+
+
+class BatchFunction(ABC):
+    """A ``foreachBatch`` function that keeps the error it ended with: Spark passes it on as text only."""
+
+    failure: Exception | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Process one batch."""
+        try:
+            self.write(rows, batch_id)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    @abstractmethod
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Write what becomes of ``rows``; called again with the same number after a crash."""
+
+
+def start_stream(
+    spark: SparkSession,
+    source: str,
+    function: BatchFunction,
+    checkpoint: str,
+    trigger: str | None = None,
+    max_files_per_trigger: int | None = None,
+) -> StreamingQuery:
+    """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace."""
+    reader = spark.readStream.format("delta")
+    if max_files_per_trigger is not None:
+        reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
+    stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
+    sink = stream.writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
+    if trigger is None:
+        return sink.trigger(availableNow=True).start()
+    return sink.trigger(processingTime=trigger).start()
+
+
+def await_end(query: StreamingQuery, function: BatchFunction, source: str) -> None:
+    """Wait until the query ends, or stop it on an interrupt.
+
+    Raises:
+        Exception: what ``function`` raised.
+        JobFailed: the source can't be streamed any more, in one sentence.
+    """
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+    except StreamingQueryException as error:
+        if function.failure is not None:
+            raise function.failure from None
+        for sign, sentence in _SOURCE_FAILURES.items():
+            if sign in str(error):
+                raise JobFailed(f"the source '{source}' {sentence}") from None
+        raise
+
+
+# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
+_SOURCE_FAILURES = {
+    "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
+    "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
+    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": "has rewritten rows; a stream needs a source that only appends",
+    "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
+}
+
+
+def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+    """Append ``rows`` to a Delta table in one commit."""
+    writer = rows.write.format("delta").mode("append").options(**options)
+    if is_path(table):
+        writer.save(absolute(table))
+    else:
+        writer.saveAsTable(table)
+
+
+def create_table(
+    spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
+) -> None:
+    """Create an empty Delta table, or check that the one there can take these rows.
+
+    Raises:
+        WrongUse: the table has other columns or partitions.
+    """
+    if not table_exists(spark, table):
+        builder = DeltaTable.createIfNotExists(spark)
+        builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
+        builder.addColumns(schema).partitionedBy(*partition_by).execute()
+        return
+    existing = delta_table(spark, table)
+    has = {f"{column.name} {column.dataType.simpleString()}" for column in existing.toDF().schema}
+    wants = {f"{column.name} {column.dataType.simpleString()}" for column in schema}
+    if has != wants:
+        raise WrongUse(
+            f"the table '{table}' has another schema: it has {_listed(has - wants)} where this job writes "
+            f"{_listed(wants - has)}"
+        )
+    partitions = existing.detail().collect()[0]["partitionColumns"]
+    if partitions != list(partition_by):
+        raise WrongUse(
+            f"the table '{table}' is partitioned by {_listed(partitions)}, not by {_listed(partition_by)}"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

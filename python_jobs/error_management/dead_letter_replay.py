@@ -1,0 +1,197 @@
+"""Dead-Letter replay: dead letters are parsed again after a fix, and those that pass join the main table.
+
+Run it after the schema or an expression was mended, with the parameters of :mod:`.dead_letter` as they are
+now. A record that passes is inserted into the target with ``was_dead_lettered = true`` and its ``replay``
+metadata; one that fails again stays in the dead-letter table with its attempts raised, and is parked at
+``--max_attempts``.
+
+Replayed rows land in partitions that consumers may have read already, and after rows that are younger than
+they are. So nothing is written without ``--publish_partitions``: the first run says how many records would
+pass and which partitions they would touch; the consumers of those partitions have to run again after the
+second. Not running this job at all is the other choice: no backfill, and the data stays lost.
+
+Guarantee: the target first, the dead letters second, each in one commit. The target takes each
+``dead_letter_id`` once, so a run that is repeated, or killed between the two, adds no row twice.
+
+Submit::
+
+    spark-submit python_jobs/error_management/dead_letter_replay.py \
+        --target lakehouse/silver/silver_visits_parsed \
+        --dead_letter lakehouse/silver/silver_visits_dead_letter \
+        --schema "visit_id string, event_time string, page string" --publish_partitions true
+
+Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.error_management.dead_letter import (
+    DEAD_LETTER_COLUMNS,
+    PARKED,
+    PENDING,
+    REPLAY,
+    REPLAY_TYPE,
+    REPLAYED,
+    WAS_DEAD_LETTERED,
+)
+from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.intervals import parse_time
+from python_jobs.job import WrongUse, run_job, utc_now
+from python_jobs.tables import delta_table, latest_version
+
+_LETTER = "__letter"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Parse dead letters again after a fix; those that pass join the main table."""
+
+    target: str
+    """Delta table (name or path) that the dead_letter job writes."""
+    dead_letter: str
+    """Delta table (name or path) of its dead letters."""
+    schema: str
+    """Fields of the JSON object, mended: a DDL string, or a .ddl, .yml or .json file."""
+    payload_column: str = "payload"
+    """String column that holds the JSON line."""
+    derive: dict[str, str] = field(default_factory=dict)
+    """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
+    require: list[str] = field(default_factory=list)
+    """Fields or derived columns that must not be NULL."""
+    publish_partitions: bool = False
+    """Write into the touched partitions, whose consumers must run again; by default only report them."""
+    max_attempts: int = 3
+    """Attempts, the first one included, after which a record is parked and not tried again."""
+    job_name: str = "dead_letter_replay"
+    """Name of the job in the replay metadata."""
+    job_version: str = "1"
+    """Version of schema and expressions in the replay metadata."""
+    now: str | None = None
+    """Replay time (ISO 8601); by default the clock's."""
+
+    def __post_init__(self) -> None:
+        if self.target == self.dead_letter:
+            raise WrongUse("target and dead_letter must be two tables")
+        if self.max_attempts < 1:
+            raise WrongUse(f"max_attempts is {self.max_attempts}; it must be at least 1")
+        if self.now is not None:
+            parse_time(self.now)
+
+
+def replay_rows(parsed: DataFrame, job_name: str, job_version: str, now: str) -> DataFrame:
+    """Return the dead letters that pass as rows of the target; ``parsed`` has each letter as ``__letter``."""
+    replay = F.struct(
+        F.col(f"{_LETTER}.dead_letter_id").alias("dead_letter_id"),
+        F.lit(job_name).alias("job_name"),
+        F.lit(job_version).alias("job_version"),
+        F.lit(now).cast("timestamp").alias("replayed_at"),
+        (F.col(f"{_LETTER}.attempts") + 1).alias("attempt"),
+    )
+    return (
+        parsed.where(F.col(ERROR_CLASS).isNull())
+        .withColumn(WAS_DEAD_LETTERED, F.lit(True))
+        .withColumn(REPLAY, replay.cast(REPLAY_TYPE))
+        .drop(_LETTER, ERROR_CLASS, ERROR_MESSAGE)
+    )
+
+
+def letter_updates(parsed: DataFrame, max_attempts: int) -> DataFrame:
+    """Return what the attempt did to each dead letter: id, error (NULL when it passed), attempts, status."""
+    attempts = F.col(f"{_LETTER}.attempts") + 1
+    status = (
+        F.when(F.col(ERROR_CLASS).isNull(), REPLAYED)
+        .when(attempts >= max_attempts, PARKED)
+        .otherwise(PENDING)
+    )
+    return parsed.select(
+        f"{_LETTER}.dead_letter_id",
+        ERROR_CLASS,
+        ERROR_MESSAGE,
+        attempts.alias("attempts"),
+        status.alias("status"),
+    )
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Replay every pending dead letter and report what passed, what failed and which partitions it touches.
+
+    Raises:
+        NotReady: a table doesn't exist.
+        WrongUse: the mended schema gives other columns than the target has.
+    """
+    letters = delta_table(spark, params.dead_letter)
+    target = delta_table(spark, params.target)
+    now = params.now or utc_now().isoformat()
+
+    pending = letters.toDF().where(F.col("status") == PENDING)
+    record_columns = [name for name in pending.columns if name not in DEAD_LETTER_COLUMNS]
+    parsed = parse_records(
+        pending.select(*record_columns, F.struct("dead_letter_id", "attempts").alias(_LETTER)),
+        load_schema(params.schema),
+        params.payload_column,
+        params.derive,
+        params.require,
+    ).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        rows = replay_rows(parsed, params.job_name, params.job_version, now)
+        _check_columns(rows, target.toDF(), params.target)
+        updates = letter_updates(parsed, params.max_attempts)
+        counts = {row["status"]: row["count"] for row in updates.groupBy("status").count().collect()}
+        partitions = _partitions(rows, target.detail().collect()[0]["partitionColumns"])
+        if params.publish_partitions and counts:
+            target.alias("t").merge(
+                rows.alias("s"),
+                # The first part lets Delta skip files without replayed rows, by their statistics.
+                f"t.{REPLAY}.dead_letter_id is not null "
+                f"and t.{REPLAY}.dead_letter_id = s.{REPLAY}.dead_letter_id",
+            ).whenNotMatchedInsertAll().execute()
+            letters.alias("t").merge(
+                updates.alias("s"), "t.dead_letter_id = s.dead_letter_id"
+            ).whenMatchedUpdate(
+                set={
+                    ERROR_CLASS: f"coalesce(s.{ERROR_CLASS}, t.{ERROR_CLASS})",
+                    ERROR_MESSAGE: f"coalesce(s.{ERROR_MESSAGE}, t.{ERROR_MESSAGE})",
+                    "attempts": "s.attempts",
+                    "status": "s.status",
+                    "status_changed_at": f"cast('{now}' as timestamp)",
+                }
+            ).execute()
+    finally:
+        parsed.unpersist()
+    return {
+        "read": sum(counts.values()),
+        "replayed": counts.get(REPLAYED, 0),
+        "failed": counts.get(PENDING, 0),
+        "parked": counts.get(PARKED, 0),
+        "published": params.publish_partitions,
+        "touched_partitions": partitions,
+        "target": {"table": params.target, "version": latest_version(spark, params.target)},
+        "dead_letter": {"table": params.dead_letter, "version": latest_version(spark, params.dead_letter)},
+    }
+
+
+def _check_columns(rows: DataFrame, target: DataFrame, name: str) -> None:
+    has = {(column.name, column.dataType.simpleString()) for column in target.schema}
+    gives = {(column.name, column.dataType.simpleString()) for column in rows.schema}
+    if has != gives:
+        different = ", ".join(sorted({column for column, _ in has ^ gives}))
+        raise WrongUse(f"the mended schema and the target '{name}' differ in the columns {different}")
+
+
+def _partitions(rows: DataFrame, columns: list[str]) -> list[dict[str, str | None]]:
+    """Return the target partitions that ``rows`` fall in; none for a table without partitions."""
+    if not columns:
+        return []
+    values = rows.select(*(F.col(f"`{name}`").cast("string") for name in columns)).distinct()
+    return [row.asDict() for row in values.orderBy(*columns).collect()]
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

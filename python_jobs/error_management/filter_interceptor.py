@@ -1,0 +1,483 @@
+"""Filter Interceptor: how many rows each filter condition rejected, counted while the rows are written.
+
+The optimizer folds all filters into one and the plan shows one count. Here the conditions are an ordered
+list of names; a rejected row belongs to the first condition that it doesn't meet, NULL counting as not met,
+so that the counts and the valid rows add up to the rows read.
+
+The counts are observed metrics: they are complete after the first action on the result, and a second action,
+a retried or a speculative task adds nothing, where accumulators would double.
+
+Batch: ``--target`` is replaced by the valid rows (first commit), the run's rows in ``--statistics`` by its
+counts (second). Stream (``--checkpoint``): each micro-batch appends its valid rows, then its counts under the
+processing-time window it ran in; both commits carry the batch's transaction id, so a restart neither resets
+nor doubles a window. Cost: one pass; ``--max_rise`` adds a counting pass before the write.
+
+Submit::
+
+    spark-submit python_jobs/error_management/filter_interceptor.py --source lakehouse/silver/devices \
+        --target lakehouse/silver/devices_valid --statistics lakehouse/silver/devices_filter_statistics \
+        --conditions conf/filters/devices.yml
+
+Source: Data Engineering Design Patterns, chapter 3, Filter Interceptor.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    parse_duration,
+    start_stream,
+    table_id,
+)
+from python_jobs.intervals import parse_time
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
+from python_jobs.tables import absolute, is_path, read_table, table_exists, transaction_version
+
+REJECTED_BY = "rejected_by"
+REJECTED_AS = "rejected_as"
+PREDICATE_ERROR = "predicate_error"
+FILTERED = "filtered"
+DEAD_LETTER = "dead_letter"
+
+_RESULT = "__result_"
+_PREDICATE_RESULT = "passed boolean, error string"
+STATISTICS_SCHEMA = (
+    "run_id string, run_at timestamp, window_start timestamp, window_end timestamp, position int, "
+    "condition_name string, category string, rejected_rows bigint, input_rows bigint, valid_rows bigint"
+)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a valid row meets."""
+
+    name: str
+    """Name in the statistics."""
+    condition: str | Callable[[Row], bool | None]
+    """A SQL condition, or a function of the row; a row on which the function raises is no filtered row but a
+    dead letter, with the error in ``predicate_error``."""
+    category: str = FILTERED
+    """Kind of rejection, such as ``invalid`` or ``filtered``."""
+
+
+def load_conditions(path: str) -> list[Condition]:
+    """Read a YAML list of ``{name, condition, category}``, the form that the SQL macro takes too.
+
+    Raises:
+        WrongUse: the file is missing or holds something else.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise WrongUse(f"the file of conditions '{path}' doesn't exist")
+    entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, Mapping)
+        and {"name", "condition"} <= entry.keys() <= {"name", "condition", "category"}
+        for entry in entries
+    ):
+        raise WrongUse(f"'{path}' must hold a list of name, condition and, if wanted, category")
+    return [Condition(**entry) for entry in entries]
+
+
+def flags(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
+    """Return ``rows`` with ``rejected_by``, ``rejected_as`` (NULL for a valid row) and ``predicate_error``.
+
+    Raises:
+        WrongUse: no condition, a name used twice, or a column of ours in ``rows``.
+    """
+    _check(rows, conditions)
+    columns = rows.columns
+    passed: list[Column] = []
+    errors: list[Column] = []
+    flagged = rows
+    for position, condition in enumerate(conditions):
+        if isinstance(condition.condition, str):
+            passed.append(F.expr(condition.condition))
+            errors.append(F.lit(None).cast("string"))
+        else:
+            result = F.udf(_guarded(condition.condition), _PREDICATE_RESULT)
+            name = f"{_RESULT}{position}"
+            flagged = flagged.withColumn(name, result(F.struct(*(f"`{column}`" for column in columns))))
+            passed.append(F.col(f"{name}.passed"))
+            errors.append(F.col(f"{name}.error"))
+    rejected = [~F.coalesce(column, F.lit(False)) for column in passed]
+    kinds = [
+        F.when(error.isNotNull(), DEAD_LETTER).otherwise(condition.category)
+        for condition, error in zip(conditions, errors, strict=True)
+    ]
+    return flagged.select(
+        *(f"`{column}`" for column in columns),
+        _first(rejected, [F.lit(condition.name) for condition in conditions]).alias(REJECTED_BY),
+        _first(rejected, kinds).alias(REJECTED_AS),
+        _first(rejected, errors).alias(PREDICATE_ERROR),
+    )
+
+
+def _check(rows: DataFrame, conditions: Sequence[Condition]) -> None:
+    names = [condition.name for condition in conditions]
+    if not names:
+        raise WrongUse("there is no condition to count")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise WrongUse(f"conditions have the same name: {', '.join(twice)}")
+    taken = [name for name in (REJECTED_BY, REJECTED_AS, PREDICATE_ERROR) if name in rows.columns]
+    if taken:
+        raise WrongUse(f"the rows already have columns of these names: {', '.join(taken)}")
+
+
+def _guarded(predicate: Callable[[Row], bool | None]) -> Callable[[Row], tuple[bool | None, str | None]]:
+    def guarded(row: Row) -> tuple[bool | None, str | None]:
+        try:
+            return predicate(row), None
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    return guarded
+
+
+def _first(rejected: Sequence[Column], values: Sequence[Column]) -> Column:
+    """Return the value of the first condition that rejects the row, else NULL."""
+    choice = F.when(rejected[0], values[0])
+    for reject, value in zip(rejected[1:], values[1:], strict=True):
+        choice = choice.when(reject, value)
+    return choice
+
+
+def valid_rows(flagged: DataFrame) -> DataFrame:
+    """Return the rows that meet every condition, with their original columns."""
+    return flagged.where(F.col(REJECTED_BY).isNull()).drop(REJECTED_BY, REJECTED_AS, PREDICATE_ERROR)
+
+
+def raised_rows(flagged: DataFrame) -> DataFrame:
+    """Return the rows on which a predicate raised, with its name and its error: dead letters."""
+    return flagged.where(F.col(REJECTED_AS) == DEAD_LETTER).drop(REJECTED_AS)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows read, and what became of them; ``rejected`` has each condition in its order, zero included."""
+
+    input_rows: int
+    rejected: dict[str, int]
+    raised: int = 0
+    """Rows on which a predicate raised: dead letters, part of no condition's count."""
+
+    @property
+    def valid_rows(self) -> int:
+        """Rows that met every condition."""
+        return self.input_rows - self.raised - sum(self.rejected.values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the input that each condition rejected; 0 for an empty input."""
+        return {
+            name: rows / self.input_rows if self.input_rows else 0.0 for name, rows in self.rejected.items()
+        }
+
+
+def _metrics(conditions: Sequence[Condition]) -> list[Column]:
+    raised = F.col(PREDICATE_ERROR).isNotNull()
+    counted = [
+        F.count_if((F.col(REJECTED_BY) == condition.name) & ~raised).alias(f"rejected_{position}")
+        for position, condition in enumerate(conditions)
+    ]
+    return [F.count(F.lit(1)).alias("input_rows"), F.count_if(raised).alias("raised"), *counted]
+
+
+def _counts(metrics: Mapping[str, Any], conditions: Sequence[Condition]) -> Counts:
+    rejected = {
+        condition.name: int(metrics[f"rejected_{position}"]) for position, condition in enumerate(conditions)
+    }
+    return Counts(int(metrics["input_rows"]), rejected, int(metrics["raised"]))
+
+
+class Interceptor:
+    """Filters rows and counts rejections in the same pass.
+
+    >>> interceptor = Interceptor(conditions)                     # doctest: +SKIP
+    >>> interceptor.filter(devices).write.format("delta").save(path)  # doctest: +SKIP
+    >>> interceptor.counts().rejected                             # doctest: +SKIP
+    {'null_type': 2, 'short_type': 1}
+    """
+
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self.conditions = list(conditions)
+        self._observation: Observation | None = None
+
+    def filter(self, rows: DataFrame) -> DataFrame:
+        """Return the valid rows; the first action that runs over all of them fills the counts."""
+        self._observation = Observation()
+        observed = flags(rows, self.conditions).observe(self._observation, *_metrics(self.conditions))
+        return valid_rows(observed)
+
+    def counts(self) -> Counts:
+        """Return the counts of the first action; waits for it while another thread runs it.
+
+        Raises:
+            WrongUse: ``filter`` was not called.
+        """
+        if self._observation is None:
+            raise WrongUse("call filter() and write its result before asking for the counts")
+        return _counts(self._observation.get, self.conditions)
+
+
+def count(rows: DataFrame, conditions: Sequence[Condition]) -> Counts:
+    """Return the counts by a pass of their own, for a decision that must fall before anything is written."""
+    metrics = flags(rows, conditions).agg(*_metrics(conditions)).collect()[0]
+    return _counts(metrics.asDict(), conditions)
+
+
+def all_failures(rows: DataFrame, conditions: Sequence[Condition]) -> dict[str, int]:
+    """Return for each condition all the rows that fail it, whatever they failed before.
+
+    A report of its own: the sum may exceed the rows.
+    """
+    if any(callable(condition.condition) for condition in conditions):
+        raise WrongUse("the report of all failures takes SQL conditions only")
+    metrics = rows.agg(
+        *(
+            F.count_if(~F.coalesce(F.expr(str(condition.condition)), F.lit(False))).alias(condition.name)
+            for condition in conditions
+        )
+    ).collect()[0]
+    return {name: int(value) for name, value in metrics.asDict().items()}
+
+
+def largest_rise(shares: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[str, float]:
+    """Return the condition whose share rose most against the baseline, and the rise of the total share."""
+    rises = {name: share - baseline.get(name, 0.0) for name, share in shares.items()}
+    name = max(rises, key=lambda condition: rises[condition])
+    return name, sum(shares.values()) - sum(baseline.values())
+
+
+def statistics_rows(
+    spark: SparkSession,
+    counts: Counts,
+    conditions: Sequence[Condition],
+    run_id: str,
+    run_at: dt.datetime,
+    window: tuple[dt.datetime, dt.datetime] | None = None,
+) -> DataFrame:
+    """Return one row for each condition, in the columns of the statistics table; ``window`` is a stream's."""
+    start, end = window or (None, None)
+    rows = [
+        (run_id, run_at, start, end, position, condition.name, condition.category,
+         counts.rejected[condition.name], counts.input_rows, counts.valid_rows)
+        for position, condition in enumerate(conditions, 1)
+    ]  # fmt: skip
+    return spark.createDataFrame(rows, STATISTICS_SCHEMA)
+
+
+def window_totals(statistics: DataFrame) -> DataFrame:
+    """Return the counts of a stream by window and condition, from the rows of its micro-batches."""
+    return statistics.groupBy("window_start", "window_end", "condition_name").agg(
+        F.sum("rejected_rows").alias("rejected_rows"),
+        F.sum("input_rows").alias("input_rows"),
+        F.sum("valid_rows").alias("valid_rows"),
+    )
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Filter a Delta table by named conditions and keep count of what each rejects."""
+
+    source: str
+    """Delta table (name or path) to filter."""
+    target: str
+    """Delta table (name or path) for the valid rows: replaced by a batch, appended to by a stream."""
+    statistics: str
+    """Delta table (name or path) for the counts of each run or micro-batch; created when absent."""
+    conditions: str
+    """YAML file: an ordered list of name, condition (SQL) and, if wanted, category."""
+    run_id: str | None = None
+    """Identity of a batch run; running it again replaces its counts. By default the time."""
+    max_rise: float | None = None
+    """Refuse the batch (exit code 3) when its rejected share exceeds the mean of earlier runs by more."""
+    baseline_runs: int = 10
+    """How many earlier runs make that mean."""
+    checkpoint: str | None = None
+    """Folder of a stream's progress; with it the job runs as a stream over a source that only grows."""
+    window: str = "10 minutes"
+    """Length of the processing-time windows that a stream's counts belong to."""
+    trigger: str | None = None
+    """Run the stream for ever, a micro-batch every "10 seconds"; by default what is there, then stop."""
+    now: str | None = None
+    """Time of the run or micro-batch (ISO 8601); by default the clock's."""
+
+    def __post_init__(self) -> None:
+        if len({self.source, self.target, self.statistics}) < 3:
+            raise WrongUse("source, target and statistics must be three tables")
+        if self.max_rise is not None and not 0 <= self.max_rise <= 1:
+            raise WrongUse(f"max_rise is {self.max_rise}; it is a share between 0 and 1")
+        if self.baseline_runs < 1:
+            raise WrongUse(f"baseline_runs is {self.baseline_runs}; it must be at least 1")
+        if self.checkpoint is not None and (self.max_rise is not None or self.run_id is not None):
+            raise WrongUse("max_rise and run_id belong to a batch, checkpoint to a stream")
+        if self.checkpoint is None and self.trigger is not None:
+            raise WrongUse("trigger belongs to a stream: give it a checkpoint")
+        if self.run_id is not None and not re.fullmatch(r"[\w:.+-]+", self.run_id):
+            raise WrongUse(f"run_id is '{self.run_id}'; use letters, digits and : . + - _")
+        for duration in (self.window, self.trigger):
+            if duration is not None:
+                parse_duration(duration)
+        if self.now is not None:
+            parse_time(self.now)
+
+
+def window_of(moment: dt.datetime, length: dt.timedelta) -> tuple[dt.datetime, dt.datetime]:
+    """Return the half-open window, counted from 1970, that ``moment`` falls in."""
+    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    start = epoch + (moment - epoch) // length * length
+    return start, start + length
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the batch, or the stream to its end, and report the counts.
+
+    Raises:
+        NotReady: the source doesn't exist.
+        DataRefused: the rejected share rose too much; nothing was written.
+    """
+    conditions = load_conditions(params.conditions)
+    if not table_exists(spark, params.source):
+        raise NotReady(f"there is no Delta table '{params.source}' to read from")
+    create_table(spark, params.statistics, cast(StructType, StructType.fromDDL(STATISTICS_SCHEMA)))
+    if params.checkpoint is None:
+        return _run_batch(spark, params, conditions)
+    query, writer = start(spark, params, conditions)
+    await_end(query, writer, params.source)
+    return _report(params, writer.total(), {"batches": writer.batches})
+
+
+def _run_batch(spark: SparkSession, params: Parameters, conditions: Sequence[Condition]) -> dict[str, Any]:
+    now = utc_now() if params.now is None else parse_time(params.now)
+    run_id = params.run_id or now.isoformat()
+    rows = read_table(spark, params.source)
+    if params.max_rise is not None:
+        _refuse_rise(spark, params, count(rows, conditions), run_id)
+    interceptor = Interceptor(conditions)
+    _replace(interceptor.filter(rows), params.target)
+    counts = interceptor.counts()
+    statistics = statistics_rows(spark, counts, conditions, run_id, now)
+    _replace(statistics, params.statistics, f"run_id = '{run_id}'")
+    return _report(params, counts, {"run_id": run_id})
+
+
+def _replace(rows: DataFrame, table: str, where: str | None = None) -> None:
+    writer = rows.write.format("delta").mode("overwrite")
+    if where is not None:
+        writer = writer.option("replaceWhere", where)
+    if is_path(table):
+        writer.save(absolute(table))
+    else:
+        writer.saveAsTable(table)
+
+
+def _refuse_rise(spark: SparkSession, params: Parameters, counts: Counts, run_id: str) -> None:
+    history = read_table(spark, params.statistics).where(
+        (F.col("run_id") != run_id) & (F.col("input_rows") > 0)
+    )
+    runs = history.select("run_at", "run_id").distinct().orderBy(F.desc("run_at"), F.desc("run_id"))
+    baseline = {
+        row["condition_name"]: row["share"]
+        for row in history.join(runs.limit(params.baseline_runs), ["run_at", "run_id"], "left_semi")
+        .groupBy("condition_name")
+        .agg(F.avg(F.try_divide("rejected_rows", "input_rows")).alias("share"))
+        .collect()
+    }
+    if not baseline or params.max_rise is None:
+        return
+    name, rise = largest_rise(counts.shares, baseline)
+    if rise > params.max_rise:
+        raise DataRefused(
+            f"alert: the rejected share rose by {rise:.1%} to {sum(counts.shares.values()):.1%}, most of all by "
+            f"the condition '{name}' (from {baseline.get(name, 0.0):.1%} to {counts.shares[name]:.1%}); "
+            "nothing was written"
+        )
+
+
+def _report(params: Parameters, counts: Counts, more: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "read": counts.input_rows,
+        "valid": counts.valid_rows,
+        "rejected": counts.rejected,
+        "target": params.target,
+        "statistics": params.statistics,
+        **more,
+    }
+
+
+class WindowWriter(BatchFunction):
+    """The ``foreachBatch`` function of the stream: append valid rows, then their counts under the window."""
+
+    def __init__(self, params: Parameters, conditions: Sequence[Condition], writer_id: str) -> None:
+        self.params = params
+        self.conditions = conditions
+        self.writer_id = writer_id
+        self.length = parse_duration(params.window)
+        self.batches = 0
+        self.input_rows = 0
+        self.rejected = dict.fromkeys((condition.name for condition in conditions), 0)
+
+    def total(self) -> Counts:
+        """Return the counts over the micro-batches of this run."""
+        return Counts(self.input_rows, self.rejected)
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Process one micro-batch."""
+        spark, params = rows.sparkSession, self.params
+        now = utc_now() if params.now is None else parse_time(params.now)
+        options = {"txnAppId": self.writer_id, "txnVersion": str(batch_id)}
+        last = transaction_version(spark, params.target, self.writer_id)
+        if last is not None and last >= batch_id:
+            # A run that died after these rows and before their counts: Delta would skip the write, and an
+            # observation that never runs would be waited for in vain.
+            counts = count(rows, self.conditions)
+        else:
+            interceptor = Interceptor(self.conditions)
+            append(interceptor.filter(rows), params.target, options)
+            counts = interceptor.counts()
+        run_id = f"{self.writer_id}-{batch_id}"
+        window = window_of(now, self.length)
+        append(
+            statistics_rows(spark, counts, self.conditions, run_id, now, window), params.statistics, options
+        )
+        self.batches += 1
+        self.input_rows += counts.input_rows
+        for name, rejected in counts.rejected.items():
+            self.rejected[name] += rejected
+
+
+def start(
+    spark: SparkSession, params: Parameters, conditions: Sequence[Condition]
+) -> tuple[StreamingQuery, WindowWriter]:
+    """Create or check the tables, claim the checkpoint and start the stream."""
+    assert params.checkpoint is not None
+    create_table(spark, params.target, read_table(spark, params.source).schema)
+    tables = {"source": params.source, "target": params.target, "statistics table": params.statistics}
+    contract = {"job": "filter_interceptor"} | {
+        role: table_id(spark, table) for role, table in tables.items()
+    }
+    writer = WindowWriter(params, conditions, claim(spark, params.checkpoint, contract))
+    return start_stream(spark, params.source, writer, params.checkpoint, params.trigger), writer
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
