@@ -1,12 +1,14 @@
 """sqlfluff over the SQL that macros render: in a macro file itself it skips everything, as Jinja definitions.
 
-The calls are declared in `tests/rendered/<family>.yml`, a list of
-`{macro, arguments, within}`: `within` puts a fragment where it belongs (`select * from t where {}`). A public
-macro that renders no SQL, or none without a running model, says so: `{macro, skip: <reason>}`.
+Macros are rendered as `tests/rendered/<family>.yml` declares, a list of `{macro, arguments, within}`: `within`
+puts a fragment where it belongs (`select * from t where {}`). A public macro that renders no SQL, or none without a
+running model, says so: `{macro, skip: <reason>}`. What materializations send is taken from a run of
+`tests/consumer_project`.
 
     python -m tools.lint_rendered_macros
 """
 
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +22,11 @@ from sqlfluff.core import FluffConfig, Linter
 from tools.findings import ROOT, report
 from tools.jinja_files import blocks
 
-# Rendered SQL has the indentation, line lengths and blank lines of its templates, which nobody reads.
-LAYOUT_OF_TEMPLATES = ("LT02", "LT05", "LT07", "LT08", "LT12", "LT13", "LT14", "LT15")
+# Rendered SQL has the line breaks and indentation of its templates, which nobody reads, and quotes every column.
+GENERATED = ("LT02", "LT05", "LT07", "LT08", "LT09", "LT12", "LT13", "LT14", "LT15", "RF06", "AL09")
+# In an executed statement these are dbt's own: DBT_INTERNAL_SOURCE, `) dbt_internal_test`.
+OF_DBT = ("CP02", "AL01")
+NOT_OURS = re.compile(r"\s*(?:/\*.*?\*/)?\s*(?:show|describe|drop)\s", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,38 @@ class Call:
     skip: str | None = None
 
 
+@dataclass(frozen=True)
+class Statement:
+    """SQL and what it came from."""
+
+    origin: str
+    sql: str
+
+
 def main() -> int:
-    """Render and lint every declared call; return how the process should exit."""
-    calls = [
+    """Render, execute and lint; return how the process should exit."""
+    from tests.support.render import MacroRenderer
+    from tests.support.session import start_session
+
+    with tempfile.TemporaryDirectory() as folder:
+        root, calls = Path(folder), declared_calls()
+        spark = start_session(root)
+        return report(
+            [
+                *macros_without_call(ROOT / "macros", calls),
+                *lint(rendered(calls, MacroRenderer(root / "render", spark)), GENERATED),
+                *lint(executed(root / "executed", spark), GENERATED + OF_DBT),
+            ]
+        )
+
+
+def declared_calls() -> list[Call]:
+    """Return the calls of every family."""
+    return [
         Call(**entry)
         for path in sorted((ROOT / "tests" / "rendered").glob("*.yml"))
         for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or []
     ]
-    undeclared = macros_without_call(ROOT / "macros", calls)
-    with tempfile.TemporaryDirectory() as folder:
-        return report([*undeclared, *lint(calls, renderer(Path(folder)))])
 
 
 def macros_without_call(macros: Path, calls: Iterable[Call]) -> Iterator[str]:
@@ -55,28 +82,36 @@ def macros_without_call(macros: Path, calls: Iterable[Call]) -> Iterator[str]:
             yield f"{block.path}:{block.line}: no call of '{block.name}' in tests/rendered/"
 
 
-def lint(calls: Iterable[Call], render: Callable[..., Any]) -> Iterator[str]:
-    """Yield a line for each violation in the SQL of each call, with the SQL's line."""
+def rendered(calls: Iterable[Call], render: Callable[..., Any]) -> Iterator[Statement]:
+    """Yield the SQL of each call."""
+    for number, call in enumerate(calls, start=1):
+        if not call.skip:
+            sql = call.within.format(render(call.macro, **call.arguments))
+            yield Statement(f"call {number} of {call.macro}", sql)
+
+
+def executed(folder: Path, spark: Any) -> Iterator[Statement]:
+    """Yield what dbt sends when the consumer project's patterns are first built, then run again."""
+    from tests.support.consumer_project import consumer_project, statements
+
+    folder.mkdir()
+    project = consumer_project(folder, spark)
+    for command in ("build", "run"):
+        for node, sent in statements(project, command, "--select", "path:models/patterns").items():
+            yield from (Statement(f"{command} of {node}", sql) for sql in sent if not NOT_OURS.match(sql))
+
+
+def lint(statements: Iterable[Statement], exclude: Iterable[str] = GENERATED) -> Iterator[str]:
+    """Yield each violation with its line of SQL."""
     raw = {"templater": "raw"}
-    excluded = [*FluffConfig.from_path(str(ROOT), overrides=raw).get("rule_denylist"), *LAYOUT_OF_TEMPLATES]
+    excluded = [*FluffConfig.from_path(str(ROOT), overrides=raw).get("rule_denylist"), *exclude]
     config = FluffConfig.from_path(str(ROOT), overrides={**raw, "exclude_rules": ",".join(excluded)})
     linter = Linter(config=config)
-    for number, call in enumerate(calls, start=1):
-        if call.skip:
-            continue
-        sql = call.within.format(render(call.macro, **call.arguments))
-        for violation in linter.lint_string(sql + "\n").violations:
-            line = sql.splitlines()[violation.line_no - 1].strip()
-            what = f"{violation.rule_code()} {violation.desc()}"
-            yield f"call {number} of {call.macro}: {what}\n    {line}"
-
-
-def renderer(folder: Path) -> Callable[..., Any]:
-    """Return the test harness's renderer, on a session of its own."""
-    from tests.support.render import MacroRenderer
-    from tests.support.session import start_session
-
-    return MacroRenderer(folder / "project", start_session(folder))
+    for statement in statements:
+        lines = [line.rstrip() for line in statement.sql.splitlines()]
+        for violation in linter.lint_string("\n".join(lines) + "\n").violations:
+            where = lines[min(violation.line_no, len(lines)) - 1].strip()
+            yield f"{statement.origin}: {violation.rule_code()} {violation.desc()}\n    {where}"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def consumer_project(root: Path, spark: SparkSession) -> DbtProject:
 
 
 def statements(project: DbtProject, *arguments: str) -> dict[str, list[str]]:
-    """Call dbt; return each node's SQL statements in order, without what names this project's place.
+    """Call dbt; return each node's SQL statements in order, with one name for every project's schema and root.
 
     Raises `AssertionError` if the call fails.
     """
@@ -39,7 +39,7 @@ def statements(project: DbtProject, *arguments: str) -> dict[str, list[str]]:
 
     def listen(event: EventMsg) -> None:
         if event.info.name == "SQLQuery":
-            sql = event.data.sql.replace(project.schema, "<schema>").replace(str(project.location), "<root>")
+            sql = event.data.sql.replace(project.schema, "shop").replace(str(project.location), "/lakehouse")
             sent[event.data.node_info.node_name].append(sql)
 
     manifest = project.manifest()
