@@ -22,8 +22,8 @@ test: setup ## run every test
 lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 	@$(ACTIVATE) && python -m tools.lint
 
-mutations: setup ## apply every committed mutation and require its test to fail
-	@$(ACTIVATE) && python -m tests.mutations.runner
+mutations: setup ## apply every committed mutation and require its test to fail: SAMPLE=n for other n each day
+	@$(ACTIVATE) && python -m tests.mutations.runner $(if $(SAMPLE),--sample $(SAMPLE))
 
 bench: setup ## run the side-by-side measurements and write docs/benchmarks.md
 	@$(ACTIVATE) && python -m benchmarks
