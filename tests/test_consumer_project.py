@@ -79,6 +79,7 @@ def test_each_pattern_works_by_configuration_alone(consumer: DbtProject) -> None
             "condition_name, rejected_rows, input_rows",
             [("amount_missing", 1, 3), ("too_small", 1, 3)],
         ),
+        "visits_wrapped": ("is_home, raw.visit_id", [(False, "v2")]),
         "revenue": ("day, amount", [(dt.date(2026, 1, 1), Decimal("10.50"))]),
     }
     for table, (columns, rows) in expected.items():
