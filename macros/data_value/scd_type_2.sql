@@ -26,6 +26,7 @@
         {{ create_temporary_view(batch, compiled_code) }}
     {%- endcall -%}
     {%- set history = lakehouse_patterns._scd2_history(adapter.get_columns_in_relation(batch)) -%}
+    {%- do lakehouse_patterns._merger_quarantine(history.incomplete, batch) -%}
 
     {%- if existing_relation is none or existing_relation.is_view or should_full_refresh() -%}
         {%- if existing_relation is not none and not (existing_relation.is_table and existing_relation.is_delta) -%}
@@ -67,7 +68,8 @@
 {% macro _scd2_history(batch_columns) %}
     {#-
         The checked configuration of the current model, with the batch's columns sorted by what they are:
-        key, tracked and untracked map column names to data types.
+        key, tracked and untracked map column names to data types. A change without a key belongs to nobody and one
+        without a time has no place in the history: `incomplete` says what the Merger's rules for such rows need.
     -#}
     {%- set options = lakehouse_patterns.options('scd2') or {} -%}
     {%- do lakehouse_patterns.require_known_keys(
@@ -84,7 +86,7 @@
         "meta.lakehouse_patterns.scd2 needs changed_at: the column with the time of the change in the source"
     ) -%}
     {%- set on_null_key = options.get('on_null_key', 'fail') -%}
-    {%- do lakehouse_patterns.require_one_of('on_null_key', on_null_key, ['fail', 'skip']) -%}
+    {%- do lakehouse_patterns.require_one_of('on_null_key', on_null_key, ['fail', 'quarantine']) -%}
 
     {%- set types = {} -%}
     {%- for column in batch_columns -%}
@@ -137,7 +139,14 @@
         'sequence': options.get('sequence'),
         'sequence_type': types.get(options.get('sequence')),
         'is_deleted': options.get('is_deleted'),
-        'on_null_key': on_null_key,
+        'incomplete': {
+            'relation': this,
+            'types': types,
+            'key': key_names,
+            'nullable_key': [],
+            'sequence': [options.changed_at],
+            'on_null_key': on_null_key
+        }
     }) }}
 {% endmacro %}
 
@@ -276,6 +285,7 @@
     {%- set change = (['changed_at'] + sequence + ['is_deleted'] + untracked) | join(', ') -%}
     {%- set rank = (sequence + ['is_deleted', 'tracked'] + untracked) | join(', ') -%}
     {%- set deleted = 'coalesce(' ~ adapter.quote(history.is_deleted) ~ ', false)' if history.is_deleted else 'false' -%}
+    {%- set incomplete = lakehouse_patterns._merger_incomplete(history.incomplete, 'batch') -%}
     {%- set stored_tracked = lakehouse_patterns._scd2_attributes(history, history.tracked, 'stored.') -%}
 with arrived as (
     select
@@ -292,9 +302,17 @@ with arrived as (
         {{ lakehouse_patterns._scd2_attributes(history, history.untracked) }} as untracked,
         {%- endif %}
         null as stored_row
-    from {{ batch }}
-    where
-        {{ lakehouse_patterns._scd2_refusals(history) | indent(8) }}
+    from {{ batch }} as batch
+    {%- if history.incomplete.on_null_key == 'quarantine' %}
+    left anti join {{ lakehouse_patterns._merger_quarantine_table(history.incomplete) }} as quarantine
+        on quarantine.record_hash = case
+            when {{ incomplete }} then sha2({{ lakehouse_patterns._merger_payload(history.incomplete, 'batch') }}, 256)
+        end
+    {%- endif %}
+    where case
+        when {{ incomplete }} then {{ lakehouse_patterns._merger_refusal(history.incomplete, 'batch') }}
+        else true
+    end
 ),
 
 {% if target -%}
@@ -413,26 +431,6 @@ from bounded
 {%- if target %}
 where not starts_row or not stored_row <=> struct(tracked, effective_to, changes)
 {%- endif %}
-{%- endmacro %}
-
-
-{% macro _scd2_refusals(history) %}
-    {#- A change without a key belongs to nobody, one without a time can't be put in order. -#}
-    {%- set null_keys = [] -%}
-    {%- for name in history.key -%}
-        {%- do null_keys.append(adapter.quote(name) ~ ' is null') -%}
-    {%- endfor -%}
-case
-    {%- if history.on_null_key == 'skip' %}
-    when {{ null_keys | join(' or ') }} then false
-    {%- else %}
-    when {{ null_keys | join(' or ') }}
-        then raise_error('a change has NULL in {{ history.key | join(", ") }}: remove it in the model or set on_null_key to skip')
-    {%- endif %}
-    when {{ adapter.quote(history.changed_at) }} is null
-        then raise_error('a change has NULL in {{ history.changed_at }} and has no place in the history: remove it in the model')
-    else true
-end
 {%- endmacro %}
 
 

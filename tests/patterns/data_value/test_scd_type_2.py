@@ -47,7 +47,14 @@ HISTORY = {
     "sequence": "sequence",
     "sequence_type": "bigint",
     "is_deleted": "is_deleted",
-    "on_null_key": "fail",
+    "incomplete": {
+        "relation": "user_versions",
+        "types": {"user_id": "string", "tenant": "int", "changed_at": "timestamp"},
+        "key": ["user_id", "tenant"],
+        "nullable_key": [],
+        "sequence": ["changed_at"],
+        "on_null_key": "fail",
+    },
 }
 FEED = (
     "user_id string, tenant int, plan string, seats int, load_id bigint, "
@@ -208,34 +215,26 @@ NULL_KEY = ("u1", None, "basic", 1, 1, day(1), 1, False)
 NO_TIME = ("u1", 1, "basic", 1, 1, None, 1, False)
 
 
+@pytest.mark.parametrize(("change", "columns"), [(NULL_KEY, "tenant"), (NO_TIME, "changed_at")])
 def test_a_change_without_key_or_time_is_refused(
-    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str, change: tuple[Any, ...], columns: str
 ) -> None:
-    for change, sentence in [
-        (NULL_KEY, "a change has NULL in user_id, tenant: remove it in the model or set on_null_key to skip"),
-        (NO_TIME, "a change has NULL in changed_at and has no place in the history: remove it in the model"),
-    ]:
-        spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
-        with pytest.raises(Exception, match=sentence):
-            spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
+    spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
+    sentence = (
+        f"the batch of user_versions has a row with NULL in {columns}; correct the source, or set such rows"
+    )
+    with pytest.raises(Exception, match=sentence):
+        spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
 
 
 def test_a_refused_batch_writes_nothing(spark: SparkSession, render: MacroRenderer, tmp_path: Path) -> None:
     good, path = ("u2", 1, "basic", 1, 1, day(1), 1, False), str(tmp_path / "t")
     create(spark, render, path, [])
-    with pytest.raises(Exception, match="a change has NULL in user_id, tenant"):
+    with pytest.raises(Exception, match="the batch of user_versions has a row with NULL in tenant"):
         merge(spark, render, path, [good, NULL_KEY])
     assert version(spark, path) == 0
     merge(spark, render, path, [good])
     assert read(spark, path).count() == 1
-
-
-def test_on_null_key_skip_leaves_the_change_out(spark: SparkSession, render: MacroRenderer) -> None:
-    spark.createDataFrame(
-        [NULL_KEY, ("u2", 1, "basic", 1, 1, day(1), 1, False)], FEED
-    ).createOrReplaceTempView("some_without_key")
-    rows = render("_scd2_rows", history=HISTORY | {"on_null_key": "skip"}, batch="some_without_key")
-    assert_rows(spark.sql(rows).select("user_id"), [("u2",)])
 
 
 # ----------------------------------------------------------------------------
@@ -485,7 +484,11 @@ REFUSED = {
     ),
     "null_key_policy": (
         scd2_model("bad_changes", options="'changed_at': 'at', 'on_null_key': 'ignore'"),
-        "on_null_key must be one of fail, skip, got 'ignore'",
+        "on_null_key must be one of fail, quarantine, got 'ignore'",
+    ),
+    "null_time": (
+        scd2_model("bad_changes"),
+        "null_time has a row with NULL in at; correct the source, or set such",
     ),
     "foreign_table": (
         scd2_model("bad_changes"),
@@ -500,17 +503,25 @@ def test_a_wrong_configuration_or_table_is_refused_in_one_sentence(
     project = make_project(
         {
             "models/sources.yml": SOURCES,
-            "models/accepted.sql": scd2_model("bad_changes", options="'changed_at': 'at', 'sequence': 'n'"),
+            "models/accepted.sql": scd2_model(
+                "bad_changes", options="'changed_at': 'at', 'sequence': 'n', 'on_null_key': 'quarantine'"
+            ),
         }
         | {f"models/{name}.sql": model for name, (model, _) in REFUSED.items()}
     )
     rows = spark.createDataFrame([("u1", "basic", day(1), 1)], "id string, plan string, at timestamp, n int")
-    project.source("bad_changes", rows)
+    null_time = spark.createDataFrame([("u1", "basic", None, 1), ("u2", "basic", day(1), 1)], rows.schema)
+    project.source("bad_changes", rows.union(null_time))
     project.source("foreign_table", rows)
     errors = project.fails("run")
     for _, sentence in REFUSED.values():
         assert sentence in errors
     assert [name for name, status in project.statuses().items() if status == "success"] == ["accepted"]
+    assert_rows(project.table("accepted").select("id", "effective_from"), [("u1", day(1)), ("u2", day(1))])
+    assert_rows(
+        project.table("accepted__quarantine").select("error_class", "error_message", "copies"),
+        [("NULL_KEY", "NULL in at", 1)],
+    )
     assert_rows(project.table("foreign_table"), rows)
     for name in REFUSED.keys() - {"foreign_table"}:
         assert not spark.catalog.tableExists(f"{project.schema}.{name}")
@@ -653,7 +664,10 @@ def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
 # The invariants' test and reading as of an instant
 # ----------------------------------------------------------------------------
 
-VERSIONS = "id string, effective_from timestamp, effective_to timestamp, is_current boolean, closed_by_delete boolean"
+VERSIONS = (
+    "id string, effective_from timestamp, effective_to timestamp, "
+    "is_current boolean, closed_by_delete boolean"
+)
 SOUND: list[tuple[Any, ...]] = [
     ("chained", day(1), day(5), False, False),
     ("chained", day(5), None, True, False),
