@@ -2,7 +2,10 @@
     materialized='scd2',
     unique_key='id',
     meta={'lakehouse_patterns': {'scd2': {
-        'changed_at': 'changed_at', 'sequence': 'sequence', 'is_deleted': 'is_deleted'
+        'changed_at': 'changed_at', 'sequence': 'sequence', 'is_deleted': 'is_deleted',
+        'tracked_columns': [
+            'login', 'email', 'registered_at', 'first_connection_at', 'last_connection_at', 'plan'
+        ]
     }}}
 ) }}
 
@@ -16,8 +19,9 @@ select
     plan,
     changed_at,
     sequence,
-    is_deleted
+    is_deleted,
+    ingested_at
 from {{ ref('silver_user_changes') }}
 {% if lakehouse_patterns.is_incremental() %}
-    where {{ lakehouse_patterns.incremental_window('ingested_at', watermark_relation=ref('silver_users')) }}
+    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
 {% endif %}

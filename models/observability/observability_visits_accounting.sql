@@ -58,8 +58,8 @@ keys as (
         flagged.accounted_date,
         flagged.visit_id,
         flagged.event_time,
-        count(*) as lines,
-        count(distinct flagged.payload_hash) as versions
+        count(*) as line_count,
+        count(distinct flagged.payload_hash) as version_count
     from flagged
     where flagged.rejected_by is null
     group by flagged.accounted_date, flagged.visit_id, flagged.event_time
@@ -74,10 +74,10 @@ counts as (
     from keys
     lateral view stack(
         3,
-        'exact_duplicate', 'same_key_same_payload', keys.lines - versions,
-        'superseded', 'same_key_lower_version', versions - 1,
+        'exact_duplicate', 'same_key_same_payload', line_count - version_count,
+        'superseded', 'same_key_lower_version', version_count - 1,
         'kept', '', cast(1 as bigint)
-    ) as status, reason, lines
+    ) counted as status, reason, lines
 
     union all
 

@@ -15,6 +15,7 @@
 -- wins (the merge's `sequence`), and a key that has no current line any more is deleted. So the outcome is the same
 -- in whatever order hours are loaded, loaded again or corrected. `last_ingested_at` leads the sequence because a
 -- later decision always beats an earlier one; within one decision it is equal.
+-- depends_on: {{ ref('silver_visits_touched') }}
 {% if is_incremental() %}
     with touched as (
         select

@@ -46,8 +46,14 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     accounted = sum(entry["lines"] for entry in lines)
     if read != accounted:
         raise DataRefused(f"{read} lines were read but {accounted} are accounted for")
-    tables = [describe(spark, f"{root}/{table}") for table in PUBLISHED if table_exists(spark, f"{root}/{table}")]
-    return {"lines_read": read, "lines": [{"status": "read", "reason": "", "lines": read}, *lines], "tables": tables}
+    tables = [
+        describe(spark, f"{root}/{table}") for table in PUBLISHED if table_exists(spark, f"{root}/{table}")
+    ]
+    return {
+        "lines_read": read,
+        "lines": [{"status": "read", "reason": "", "lines": read}, *lines],
+        "tables": tables,
+    }
 
 
 def lines_by_reason(accounting: DataFrame) -> list[dict[str, Any]]:
