@@ -23,9 +23,10 @@ Source
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.datasets.devices import device_changes, device_lines
 from python_jobs.datasets.landing import LandingFolder, tasks_for
@@ -47,45 +48,62 @@ FEEDS = ("visits", "user_changes", "users", "devices")
 TRUTH_FORMAT_VERSION = 1
 
 
-def write_feeds(spark: SparkSession, params: Parameters, landing: LandingFolder) -> dict[str, int]:
+@dataclass(frozen=True)
+class Plan:
+    """All that will be written: rows with their meaning, which the truth is made of, and lines with a payload."""
+
+    visits: DataFrame
+    changes: DataFrame
+    users: DataFrame
+    devices: DataFrame
+    lines: dict[str, DataFrame]
+
+
+def plan_of(spark: SparkSession, params: Parameters) -> Plan:
+    """Plan the four feeds; nothing is computed yet."""
+    visits, devices = visit_line_plan(spark, params), device_changes(spark, params)
+    changes = user_changes(spark, params)
+    users = users_by_day(changes, params)
+    lines = {
+        "visits": visit_lines(visits, params),
+        "user_changes": user_change_lines(changes, params),
+        "users": user_lines(users, params),
+        "devices": device_lines(devices, params),
+    }
+    return Plan(visits, changes, users, devices, lines)
+
+
+def write_feeds(plan: Plan, params: Parameters, landing: LandingFolder) -> dict[str, int]:
     """Write the four feeds; return the number of files of each."""
     hours, days, users = params.hour_folders, params.day_folders, params.user_count
-    visits = visit_lines(visit_line_plan(spark, params), params)
-    changes = user_change_lines(spark, params)
-    extract = user_lines(spark, params)
-    devices = device_lines(spark, params)
-    return {
-        "visits": landing.write_feed(
-            "visits", visits, tasks_for(params.visits), hours, ("at_ms", "event", "copy")
-        ),
-        "user_changes": landing.write_feed(
-            "user_changes", changes, tasks_for(2 * users), hours, ("shuffled", "user", "step", "line")
-        ),
-        "users": landing.write_feed("users", extract, tasks_for(users * params.days), days, ("user", "line")),
-        "devices": landing.write_feed("devices", devices, 1, days, ("device", "line")),
+    how = {
+        "visits": (tasks_for(params.visits), hours, ("at_ms", "event", "copy")),
+        "user_changes": (tasks_for(2 * users), hours, ("shuffled", "user", "step", "line")),
+        "users": (tasks_for(users * params.days), days, ("user", "line")),
+        "devices": (1, days, ("device", "line")),
     }
+    return {feed: landing.write_feed(feed, lines, *how[feed]) for feed, lines in plan.lines.items()}
 
 
-def truth_of(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+def truth_of(plan: Plan, params: Parameters) -> dict[str, Any]:
     """Return the exact counts of the imperfections and the right answers of the gold tables."""
-    plan = visit_line_plan(spark, params)
-    users = gold_of_users(users_by_day(spark, params), params)
+    users = gold_of_users(plan.users, params)
     given = dataclasses.asdict(params)
     return {
         "format_version": TRUTH_FORMAT_VERSION,
         "parameters": {name: given[name] for name in given if name not in ("output", "overwrite")},
         "feeds": {
-            "visits": visit_counts(plan, params),
-            "user_changes": reference_counts(user_change_lines(spark, params), params.hour_folders)
-            | change_counts(user_changes(spark, params)),
-            "users": reference_counts(user_lines(spark, params), params.day_folders),
-            "devices": reference_counts(device_lines(spark, params), params.day_folders),
+            "visits": visit_counts(plan.visits, params),
+            "user_changes": reference_counts(plan.lines["user_changes"], params.hour_folders)
+            | change_counts(plan.changes),
+            "users": reference_counts(plan.lines["users"], params.day_folders),
+            "devices": reference_counts(plan.lines["devices"], params.day_folders),
         },
-        "gold": gold_of_visits(kept_visits(plan, params), params)
+        "gold": gold_of_visits(kept_visits(plan.visits, params), params)
         | {
             "users_by_day": users,
             "current_users": users[params.day_name(params.days - 1)],
-            "current_devices": gold_of_devices(device_changes(spark, params)),
+            "current_devices": gold_of_devices(plan.devices),
         },
     }
 
@@ -94,14 +112,15 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """Write the four feeds, then truth.json; return what was written."""
     landing = LandingFolder(spark, params.output)
     landing.prepare(FEEDS, params.overwrite)
-    files = write_feeds(spark, params, landing)
-    truth = truth_of(spark, params)
+    plan = plan_of(spark, params)
+    files = write_feeds(plan, params, landing)
+    truth = truth_of(plan, params)
     landing.finish(truth)
     visits = truth["feeds"]["visits"]
     return {
         "output": params.output,
         "files": files,
-        "lines": {feed: truth["feeds"][feed]["lines"] for feed in FEEDS},
+        "lines": {feed: counts["lines"] for feed, counts in truth["feeds"].items()},
         "imperfections": visits["imperfections"],
         "precedence": visits["precedence"],
     }

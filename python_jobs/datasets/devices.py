@@ -69,11 +69,9 @@ def device_changes(spark: SparkSession, params: Parameters) -> DataFrame:
     )
 
 
-def device_lines(spark: SparkSession, params: Parameters) -> DataFrame:
+def device_lines(changes: DataFrame, params: Parameters) -> DataFrame:
     """Return the lines of the daily increments."""
-    lines = with_extra_lines(
-        device_changes(spark, params), params, "devices", ("unparsable", "null_key"), "device", "day"
-    )
+    lines = with_extra_lines(changes, params, "devices", ("unparsable", "null_key"), "device", "day")
     json_line = json_object(
         type=json_text(F.col("type")),
         full_name=json_any_text(F.col("full_name")),

@@ -169,10 +169,9 @@ def user_changes(spark: SparkSession, params: Parameters) -> DataFrame:
     )
 
 
-def users_by_day(spark: SparkSession, params: Parameters) -> DataFrame:
+def users_by_day(changes: DataFrame, params: Parameters) -> DataFrame:
     """Return the users that exist at the end of each day: (day, user) and their state."""
-    changes = user_changes(spark, params)
-    days = F.broadcast(spark.range(params.days).select(F.col("id").cast("int").alias("day")))
+    days = F.broadcast(changes.sparkSession.range(params.days).select(F.col("id").cast("int").alias("day")))
     state = F.struct(*(name for name in changes.columns if name not in ("user", "landing_hour")))
     return (
         changes.join(days, F.col("changed_ms") < params.start_ms + (F.col("day") + 1) * DAY_MS)
@@ -200,10 +199,10 @@ def user_fields(is_given: Column) -> dict[str, Column]:
     }
 
 
-def user_change_lines(spark: SparkSession, params: Parameters) -> DataFrame:
+def user_change_lines(changes: DataFrame, params: Parameters) -> DataFrame:
     """Return the lines of the change feed; a hard delete names the user and nothing else."""
     lines = with_extra_lines(
-        user_changes(spark, params),
+        changes,
         params,
         "user_changes",
         ("unparsable", "null_key", "exact_duplicate"),
@@ -247,11 +246,9 @@ def user_change_lines(spark: SparkSession, params: Parameters) -> DataFrame:
     )
 
 
-def user_lines(spark: SparkSession, params: Parameters) -> DataFrame:
+def user_lines(users: DataFrame, params: Parameters) -> DataFrame:
     """Return the lines of the daily full extract, which holds who exists at the end of the day."""
-    lines = with_extra_lines(
-        users_by_day(spark, params), params, "users", ("unparsable", "null_key"), "user", "day"
-    )
+    lines = with_extra_lines(users, params, "users", ("unparsable", "null_key"), "user", "day")
     json_line = json_object(id=key_field(F.col("id")), **user_fields(F.lit(True)))
     return with_payload(
         lines.withColumn("file", roll(params, "file", files_for(params.user_count), "user")),

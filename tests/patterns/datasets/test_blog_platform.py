@@ -7,6 +7,7 @@ import datetime as dt
 import hashlib
 import itertools
 import json
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,7 @@ from python_jobs.datasets.blog_platform import run
 from python_jobs.datasets.parameters import Parameters
 from python_jobs.datasets.users import BIOGRAPHIES, user_changes
 from python_jobs.datasets.visits import IMPERFECTIONS, visit_line_plan, visit_lines
-from python_jobs.job import WrongUse, run_job
+from python_jobs.job import WrongUse, parse_parameters, run_job
 from tests.patterns.datasets.blog_landing import (
     USER_FIELDS,
     as_time,
@@ -35,6 +36,7 @@ from tests.patterns.datasets.blog_landing import (
     users_at,
 )
 from tests.support.session import setting
+from tests.support.snippets import snippet
 
 VISITS = 1_500
 DAYS = ("2024-03-01", "2024-03-02", "2024-03-03")
@@ -272,29 +274,35 @@ def test_the_current_devices_are_those_after_all_increments(generated: Generated
 # --- Determinism ---
 
 
-def test_the_bytes_do_not_depend_on_how_the_work_is_split(
+def test_a_run_over_an_earlier_one_and_split_otherwise_gives_the_same_bytes(
     spark: SparkSession, generated: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    earlier = tmp_path / "visits/date=2024-02-01/hour=00/visits-00000.json"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("{}")
+    (tmp_path / "foreign.txt").write_text("mine")
+    params = dataclasses.replace(DEFAULT, output=str(tmp_path), overwrite=True)
     monkeypatch.setattr(landing, "LINES_PER_TASK", 400)
     with (
         setting(spark, "spark.sql.shuffle.partitions", "3"),
         setting(spark, "spark.sql.adaptive.enabled", "false"),
     ):
-        run(spark, dataclasses.replace(DEFAULT, output=str(tmp_path)))
+        run(spark, params)
 
+    (tmp_path / "foreign.txt").unlink()
     assert hashes(tmp_path) == hashes(generated.folder)
 
 
 def test_more_lines_an_hour_make_more_files(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    def files(visits: int) -> int:
+    def files(visits: int) -> set[int]:
         params = dataclasses.replace(DEFAULT, visits=visits)
-        return (
-            visit_lines(visit_line_plan(spark, params), params).select("partition", "file").distinct().count()
-        )
+        lines = visit_lines(visit_line_plan(spark, params), params)
+        return {row["file"] for row in lines.select("file").distinct().collect()}
 
     monkeypatch.setattr(landing, "LINES_PER_FILE", 10)
 
-    assert files(VISITS) > files(VISITS // 10) > 60
+    assert files(visits=72 * 10) == {0}
+    assert files(visits=72 * 30) == {0, 1, 2}
 
 
 # --- Knobs ---
@@ -349,7 +357,19 @@ def test_all_biographies_are_lived_among_the_fewest_users(spark: SparkSession) -
     assert 2 * len(BIOGRAPHIES) <= Parameters(output="", visits=1).user_count == 100
 
 
-# --- Wrong use ---
+# --- Use and wrong use ---
+
+
+def test_the_command_of_the_page() -> None:
+    command = shlex.split(
+        snippet(
+            "docs/datasets.md", "tests/patterns/datasets/test_blog_platform.py::test_the_command_of_the_page"
+        ).replace("\\\n", " ")
+    )
+    parameters, _ = parse_parameters(Parameters, command[2:])
+
+    assert command[:2] == ["spark-submit", "python_jobs/datasets/blog_platform.py"]
+    assert parameters == Parameters(output="landing", late_share=0.1)
 
 
 @pytest.mark.parametrize(
@@ -396,25 +416,18 @@ def test_a_file_is_refused_as_output(
     assert capsys.readouterr().err.endswith("is a file, but must be a folder\n")
 
 
-def test_an_unfinished_run_has_no_truth_and_is_replaced_only_on_request(
+def test_an_unfinished_run_has_no_truth_and_is_not_continued(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = Parameters(output=str(tmp_path), visits=20, users=10, days=1)
-    (tmp_path / "foreign.txt").write_text("mine")
-    with monkeypatch.context() as broken:
-        broken.setattr(blog_platform, "truth_of", dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(spark, dataclasses.replace(small, overwrite=True))
+    params = Parameters(output=str(tmp_path), visits=20, users=10, days=1)
+    monkeypatch.setattr(blog_platform, "truth_of", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(spark, params)
+
+    assert any((tmp_path / "visits").rglob("*.json"))
     assert not (tmp_path / "truth.json").exists()
     with pytest.raises(WrongUse, match="is not empty"):
-        run(spark, small)
-
-    run(spark, dataclasses.replace(small, overwrite=True))
-
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *("visits", "user_changes", "users", "devices", "truth.json"),
-        "foreign.txt",
-    }
+        run(spark, params)
 
 
 def dies(*_: Any) -> Any:
