@@ -65,15 +65,19 @@ def undocumented_models(project: Path) -> Iterator[str]:
 
     That the listed columns are all the table has is proved where tables exist, by the case study's tests.
     """
-    described: dict[str, Mapping[str, Any]] = {}
+    described = relations(project)
+    files = [path for folder in ("models", "snapshots") for path in (project / folder).rglob("*.sql")]
+    for name in sorted({path.stem for path in files} | described.keys()):
+        yield from _undocumented_relation(f"'{name}'", described.get(name))
+
+
+def relations(project: Path) -> dict[str, dict[str, Any]]:
+    """Return the YAML entry of each model, snapshot and source table of a project by its name."""
+    entries: list[dict[str, Any]] = []
     for folder in ("models", "snapshots"):
-        for key in ("models", "snapshots"):
-            described |= {entry["name"]: entry for entry in _entries(project / folder, key)}
-        for source in _entries(project / folder, "sources"):
-            for table in source.get("tables", []):
-                yield from _undocumented_relation(f"source '{source['name']}.{table['name']}'", table)
-    for path in sorted([*(project / "models").rglob("*.sql"), *(project / "snapshots").rglob("*.sql")]):
-        yield from _undocumented_relation(f"{path}: '{path.stem}'", described.get(path.stem))
+        entries += [*_entries(project / folder, "models"), *_entries(project / folder, "snapshots")]
+        entries += [table for source in _entries(project / folder, "sources") for table in source["tables"]]
+    return {entry["name"]: entry for entry in entries}
 
 
 def _undocumented_relation(what: str, entry: Mapping[str, Any] | None) -> Iterator[str]:

@@ -103,7 +103,7 @@ def executed(folder: Path, spark: Any) -> Iterator[Statement]:
 
 def lint(statements: Iterable[Statement], exclude: Iterable[str] = GENERATED) -> Iterator[str]:
     """Yield each violation with its line of SQL."""
-    raw = {"templater": "raw"}
+    raw: dict[str, Any] = {"templater": "raw"}
     excluded = [*FluffConfig.from_path(str(ROOT), overrides=raw).get("rule_denylist"), *exclude]
     config = FluffConfig.from_path(str(ROOT), overrides={**raw, "exclude_rules": ",".join(excluded)})
     linter = Linter(config=config)

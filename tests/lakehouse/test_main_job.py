@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions as F
 
+from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
+from tools.check_documented import relations
 
 pytestmark = pytest.mark.end_to_end
 
@@ -38,6 +40,16 @@ def test_the_six_counts_add_up_to_the_lines_read_and_match_the_truth(first_repor
     read = statuses.pop("read")
     assert read == sum(statuses.values()) == truth["feeds"]["visits"]["lines"]
     assert dict(statuses) == truth["feeds"]["visits"]["precedence"]
+
+
+def test_every_column_of_every_table_is_documented_and_no_other(first_report, lakehouse):
+    documented = {
+        name: {column["name"] for column in entry["columns"]} for name, entry in relations(REPOSITORY).items()
+    }
+    for log in lakehouse.root.glob("*/*/_delta_log"):
+        name = log.parent.name
+        if "__" not in name:  # a companion that a pattern keeps beside its model is described with the pattern
+            assert set(lakehouse.table(name).columns) == documented[name], name
 
 
 def test_invalid_lines_carry_their_first_rule(first_report, truth):
