@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from python_jobs.datasets.drawing import happens, roll
 from python_jobs.datasets.parameters import Parameters

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from python_jobs.datasets.parameters import Parameters
 from python_jobs.datasets.visits import IMPERFECTIONS, PRECEDENCE, VARIANTS, happened, visit_lines

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import functions as F
 
 from python_jobs.datasets.devices import DEVICE_COUNT, DEVICE_TYPES, device_version, of_device
 from python_jobs.datasets.drawing import (
