@@ -7,6 +7,7 @@ batch that Spark runs again adds nothing to a table that already has it.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -67,6 +68,8 @@ def start_stream(
     max_files_per_trigger: int | None = None,
 ) -> StreamingQuery:
     """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace."""
+    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     reader = spark.readStream.format("delta")
     if max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)

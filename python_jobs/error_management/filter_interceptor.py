@@ -407,8 +407,8 @@ def _refuse_rise(spark: SparkSession, params: Parameters, counts: Counts, run_id
     name, rise = largest_rise(counts.shares, baseline)
     if rise > params.max_rise:
         raise DataRefused(
-            f"alert: the rejected share rose by {rise:.1%} to {sum(counts.shares.values()):.1%}, most of all by "
-            f"the condition '{name}' (from {baseline.get(name, 0.0):.1%} to {counts.shares[name]:.1%}); "
+            f"alert: the rejected share rose by {rise:.1%} to {sum(counts.shares.values()):.1%}, "
+            f"most of all by the condition '{name}' (from {baseline.get(name, 0.0):.1%} to {counts.shares[name]:.1%}); "
             "nothing was written"
         )
 
