@@ -4,7 +4,7 @@
     source('bronze', 'bronze_user_changes'),
     [
         {'name': 'id', 'expression': "get_json_object(payload, '$.id')", 'inputs': ['payload']},
-        {'name': 'op', 'expression': "element_at(map('I', 'I', 'U', 'U', 'D', 'D'), get_json_object(payload, '$.op'))",
+        {'name': 'op', 'expression': "try_element_at(map('I', 'I', 'U', 'U', 'D', 'D'), get_json_object(payload, '$.op'))",
          'inputs': ['payload']},
         {'name': 'sequence', 'expression': "try_cast(get_json_object(payload, '$.sequence') as bigint)",
          'inputs': ['payload']},
