@@ -36,7 +36,7 @@ class DemoFailed(Exception):
 
 
 def main(
-    input: str | None = None,  # noqa: A002 (the flag's name)
+    input: str | None = None,
     visits: int = 200_000,
     target: str = "local",
     master: str | None = None,
@@ -54,7 +54,9 @@ def main(
     """
     try:
         if "LAKEHOUSE_ROOT" not in os.environ:
-            raise DemoFailed("LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2)
+            raise DemoFailed(
+                "LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2
+            )
         lakehouse = os.environ["LAKEHOUSE_ROOT"]
         landing = Path(input).absolute() if input else ROOT / "landing"
         if input:

@@ -31,9 +31,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="module")
-def make_project(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., DbtProject]:
+def make_project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., DbtProject]:
     """Return a function from a project's files to a ready :class:`DbtProject`."""
 
     def make(files: Mapping[str, str], **options: Any) -> DbtProject:

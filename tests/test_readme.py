@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 
-
 from python_jobs.ingestion import incremental_loader
 from python_jobs.job import parse_parameters
 from tests.support.rows import assert_rows
@@ -20,7 +19,9 @@ def test_the_dbt_snippet_merges_a_change_feed(spark, make_project):
     model = snippet("README.md", "tests/test_readme.py::test_the_dbt_snippet_merges_a_change_feed")
     project = make_project({"models/users.sql": model, "models/sources.yml": SOURCES})
     columns = "id string, plan string, is_deleted boolean, changed_at int"
-    project.source("user_changes", spark.createDataFrame([("a", "free", False, 1), ("b", "free", False, 1)], columns))
+    project.source(
+        "user_changes", spark.createDataFrame([("a", "free", False, 1), ("b", "free", False, 1)], columns)
+    )
     project.run("run")
     changes = [("a", "paid", False, 3), ("a", "free", False, 2), ("b", None, True, 2), ("c", None, True, 1)]
     project.source("user_changes", spark.createDataFrame(changes, columns))
@@ -44,5 +45,3 @@ def test_the_spark_submit_snippet_loads_a_folder(spark, tmp_path, monkeypatch):
     json.dumps(report, default=str)
     loaded = spark.read.format("delta").load(str(tmp_path / "lakehouse/bronze/bronze_visits"))
     assert_rows(loaded.select("payload"), [('{"visit_id": "v1"}',), ("not json",)])
-
-

@@ -19,7 +19,12 @@ from tools.check_documented import relations
 
 pytestmark = pytest.mark.end_to_end
 
-VISIT_TABLES = ("silver_visits", "gold_page_views_by_hour", "gold_referral_statistics_by_day", "gold_visit_statistics")
+VISIT_TABLES = (
+    "silver_visits",
+    "gold_page_views_by_hour",
+    "gold_referral_statistics_by_day",
+    "gold_visit_statistics",
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,9 @@ def test_every_column_of_every_table_is_documented_and_no_other(first_report, la
     }
     for log in lakehouse.root.glob("*/*/_delta_log"):
         name = log.parent.name
-        if "__" not in name:  # a companion that a pattern keeps beside its model is described with the pattern
+        if (
+            "__" not in name
+        ):  # a companion that a pattern keeps beside its model is described with the pattern
             assert set(lakehouse.table(name).columns) == documented[name], name
 
 
@@ -107,7 +114,10 @@ def test_a_rerun_changes_no_table(first_report, lakehouse):
 
 def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(first_report, lakehouse):
     corrected = (
-        lakehouse.table("silver_visits").where("event_date = '2024-03-02'").orderBy("visit_id", "event_time").first()
+        lakehouse.table("silver_visits")
+        .where("event_date = '2024-03-02'")
+        .orderBy("visit_id", "event_time")
+        .first()
     )
     before = {name: lakehouse.data_files(name) for name in VISIT_TABLES}
     event = {
@@ -178,7 +188,10 @@ def test_tables_of_an_absent_feed_are_skipped(spark, generated, tmp_path_factory
     partial = Lakehouse(root / "lakehouse", spark, root / "landing")
     partial.run()
     layers = {Path(log.parent).name for log in partial.root.glob("*/*/_delta_log")}
-    assert layers == {
-        "users": {"bronze_users", "bronze_users_files", "snapshot_users"},
-        "devices": {"bronze_devices", "bronze_devices_files", "silver_devices"},
-    }[feed]
+    assert (
+        layers
+        == {
+            "users": {"bronze_users", "bronze_users_files", "snapshot_users"},
+            "devices": {"bronze_devices", "bronze_devices_files", "silver_devices"},
+        }[feed]
+    )

@@ -62,7 +62,9 @@ class DbtProject:
         self._manifest: Any = None
         self._last: dbtRunnerResult | None = None
         spark.sql(f"create database if not exists {self.schema} location '{root}/database'")
-        self._write("dbt_project.yml", yaml.safe_dump(self._configuration(with_package) | dict(settings or {})))
+        self._write(
+            "dbt_project.yml", yaml.safe_dump(self._configuration(with_package) | dict(settings or {}))
+        )
         self._write("profiles.yml", PROFILES.format(schema=self.schema))
         for name, text in files.items():
             self._write(name, text)
@@ -103,7 +105,10 @@ class DbtProject:
 
     def history(self, name: str) -> list[dict[str, Any]]:
         """Return the Delta history of a table, newest first."""
-        return [r.asDict(recursive=True) for r in self.spark.sql(f"describe history {self.schema}.{name}").collect()]
+        return [
+            r.asDict(recursive=True)
+            for r in self.spark.sql(f"describe history {self.schema}.{name}").collect()
+        ]
 
     def compiled(self, name: str) -> str:
         """Return the SQL that the last run compiled for node ``name``."""

@@ -22,7 +22,14 @@ from tests.support.dbt_project import REPOSITORY, DbtFailed
 from tests.support.session import settings_kept
 
 # When a row was loaded differs between two runs of the same input; what was loaded must not.
-CLOCK_COLUMNS = {"ingested_at", "last_ingested_at", "processed_at", "dbt_valid_from", "dbt_updated_at", "dbt_scd_id"}
+CLOCK_COLUMNS = {
+    "ingested_at",
+    "last_ingested_at",
+    "processed_at",
+    "dbt_valid_from",
+    "dbt_updated_at",
+    "dbt_scd_id",
+}
 
 
 class Lakehouse:
@@ -60,7 +67,11 @@ class Lakehouse:
         """
         flags = ["--project-dir", str(REPOSITORY), "--profiles-dir", str(REPOSITORY / "profiles")]
         flags += ["--log-path", str(self.root / "logs"), "--target-path", str(self.root / "target")]
-        with self._environment(), settings_kept(self.spark), contextlib.redirect_stdout(io.StringIO()) as output:
+        with (
+            self._environment(),
+            settings_kept(self.spark),
+            contextlib.redirect_stdout(io.StringIO()) as output,
+        ):
             if self._manifest is None:
                 self._manifest = dbtRunner().invoke(["parse", *flags]).result
             result = dbtRunner(manifest=self._manifest).invoke([*arguments, *flags])

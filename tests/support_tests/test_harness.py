@@ -17,7 +17,7 @@ def test_a_project_builds_on_the_session_and_leaves_its_settings(spark, make_pro
     project = make_project(
         {
             "models/doubled.sql": "select id, id * 2 as twice from {{ source('raw', 'numbers') }}",
-            "models/schema.yml": "sources: [{name: raw, schema: \"{{ target.schema }}\", tables: [{name: numbers}]}]",
+            "models/schema.yml": 'sources: [{name: raw, schema: "{{ target.schema }}", tables: [{name: numbers}]}]',
         }
     )
     project.source("numbers", spark.createDataFrame([(1,), (2,)], "id int"))

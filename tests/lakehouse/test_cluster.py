@@ -1,0 +1,45 @@
+"""The main job on a real cluster: standalone master, two workers, and dbt through a Thrift Server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from services.cluster import running_cluster
+from services.main_job import generator_step
+from tests.support.dbt_project import REPOSITORY
+from tests.support.lakehouse import Lakehouse
+
+pytestmark = [pytest.mark.cluster, pytest.mark.end_to_end]
+
+TABLES = (
+    "bronze_visits", "silver_visits_parsed", "silver_visits_dead_letter", "silver_visits", "silver_users",
+    "gold_page_views_by_hour", "gold_referral_statistics_by_day", "gold_visit_statistics", "gold_users_history",
+)  # fmt: skip
+
+
+def test_the_cluster_gives_the_tables_of_the_embedded_run(spark, tmp_path):
+    landing = tmp_path / "landing"
+    local = Lakehouse(tmp_path / "local", spark, landing)
+    local.step(generator_step(landing, 400))
+    for feed in ("users", "devices"):  # the other two feeds pass through every job and materialization
+        shutil.rmtree(landing / feed)
+    local.run()
+
+    root = tmp_path / "on_cluster"
+    with running_cluster(tmp_path / "cluster") as cluster:
+        environment = os.environ | cluster.environment() | {"LAKEHOUSE_ROOT": str(root)}
+        environment["DBT_PROFILES_DIR"] = str(REPOSITORY / "profiles")
+        environment["PATH"] = f"{os.path.dirname(sys.executable)}:{environment['PATH']}"  # noqa: PTH120
+        command = ["--input", str(landing), "--target", "cluster", "--master", cluster.master]
+        done = subprocess.run(
+            [sys.executable, "-m", "services.demo", *command],
+            cwd=REPOSITORY, env=environment, text=True, capture_output=True, timeout=900, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    on_cluster = Lakehouse(root, spark, landing)
+    assert on_cluster.hashes(TABLES) == local.hashes(TABLES)
