@@ -8,11 +8,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from delta import exceptions as delta_exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from python_jobs.job import NotReady
+
+# What Delta raises when another writer's commit came first. They have no common class of their own.
+CONFLICTS = (
+    delta_exceptions.ConcurrentAppendException,
+    delta_exceptions.ConcurrentDeleteDeleteException,
+    delta_exceptions.ConcurrentDeleteReadException,
+    delta_exceptions.ConcurrentTransactionException,
+    delta_exceptions.ConcurrentWriteException,
+    delta_exceptions.DeltaConcurrentModificationException,
+    delta_exceptions.MetadataChangedException,
+    delta_exceptions.ProtocolChangedException,
+)
 
 
 def is_path(table: str) -> bool:

@@ -30,7 +30,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from delta.exceptions import DeltaConcurrentModificationException
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +38,7 @@ from pyspark.sql import functions as F
 from python_jobs.intervals import Interval, parse_time
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, utc_now
 from python_jobs.tables import (
+    CONFLICTS,
     absolute,
     find_commit,
     is_path,
@@ -430,7 +430,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         with _one_sentence(parameters):
             try:
                 report = _load(spark, parameters, now)
-            except DeltaConcurrentModificationException:
+            except CONFLICTS:
                 continue
         if report is not None:
             return report
@@ -491,7 +491,7 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     data_commit = find_commit(spark, parameters.target, user_metadata)
     if data_commit is None:
         return None
-    with suppress(DeltaConcurrentModificationException):  # a run after ours has completed the ledger already
+    with suppress(*CONFLICTS):  # a run after ours has completed the ledger already
         write_once(
             spark,
             ledger_rows(file_rows),

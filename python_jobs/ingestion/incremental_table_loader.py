@@ -40,7 +40,6 @@ from functools import reduce
 from operator import and_
 from typing import Any, Literal
 
-from delta.exceptions import DeltaConcurrentModificationException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
@@ -48,6 +47,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 from python_jobs.intervals import Interval, parse_time
 from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
 from python_jobs.tables import (
+    CONFLICTS,
     find_commit,
     latest_version,
     read_table,
@@ -187,7 +187,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     for _ in range(_COMMIT_ATTEMPTS):
         try:
             report = _load(spark, parameters, now)
-        except DeltaConcurrentModificationException:
+        except CONFLICTS:
             continue
         if report is not None:
             return report
