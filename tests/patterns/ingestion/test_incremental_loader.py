@@ -1,0 +1,521 @@
+"""Incremental Loader for files: what landed, every line of it, once."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.ingestion import incremental_loader
+from python_jobs.ingestion.incremental_loader import LandingFile, Parameters, assign_load_ids, run
+from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+
+JOB = REPOSITORY / "python_jobs" / "ingestion" / "incremental_loader.py"
+THIS = "tests/patterns/ingestion/test_incremental_loader.py::"
+HOUR_9, HOUR_10, HOUR_11 = (f"date=2024-03-01/hour={hour}" for hour in ("09", "10", "11"))
+WINDOW_10 = {"from_": "2024-03-01T10", "to": "2024-03-01T11"}
+WINDOW_11 = {"from_": "2024-03-01T11", "to": "2024-03-01T12"}
+
+
+@dataclass
+class Feed:
+    """A landing folder and the bronze table that is loaded from it."""
+
+    spark: SparkSession
+    folder: Path
+    target: str
+
+    def land(self, name: str, content: bytes | str, modified_at: int = 1_709_290_800) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.utime(path, (modified_at, modified_at))
+
+    def load(self, **parameters: Any) -> dict[str, Any]:
+        return run(self.spark, Parameters(source=str(self.folder), target=self.target, **parameters))
+
+    def exit_code(self, *arguments: str) -> int:
+        """Call the job as its command line does, in this process."""
+        with pytest.raises(SystemExit) as end:
+            run_job(Parameters, run, ["--source", str(self.folder), "--target", self.target, *arguments])
+        return int(end.value.code or 0)
+
+    def bronze(self) -> DataFrame:
+        return self.spark.read.format("delta").load(self.target)
+
+    def ledger(self) -> DataFrame:
+        return self.spark.read.format("delta").load(f"{self.target}_files")
+
+    def versions(self) -> int:
+        return len(list(Path(self.target, "_delta_log").glob("*.json")))
+
+    def data_files(self, partition: str = "") -> set[Path]:
+        return set(Path(self.target, partition).rglob("*.parquet"))
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    return Feed(spark, tmp_path / "landing" / "visits", str(tmp_path / "bronze" / "bronze_visits"))
+
+
+# Odd on purpose: a carriage return before the end of line, an empty line, bytes that are no UTF-8, a NUL byte,
+# quotes and emoji, no end of line at the end of the file. The name needs escaping in URLs and in globs.
+ODD_NAME = "ü v%20+#?{1}[2].json"
+ODD_LINES = [b'{"visit_id": "v1"}\r', b"", b"\xff\xfe\x00", '"quoted" \\ 🦆'.encode(), b"{........"]
+
+
+class Loads(Feed):
+    """Loads of one feed, hour by hour, with what each reported; see `loads`."""
+
+    reports: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loads:
+    root = tmp_path_factory.mktemp("loads")
+    feed = Loads(spark, root / "landing" / "visits", str(root / "bronze" / "bronze_visits"))
+    feed.reports = reports = {}
+    at_11 = ("--execution_time", "2024-03-01T11:05", "--require_next_partition", "true")
+
+    feed.land(f"{HOUR_9}/cut.json.gz", gzip.compress(os.urandom(5000))[:2000])
+    feed.land(f"{HOUR_10}/{ODD_NAME}", b"\n".join(ODD_LINES))
+    feed.land(f"{HOUR_10}/packed.json.gz", gzip.compress(b"p1\np2\n"))
+    feed.land(f"{HOUR_10}/empty.json", b"")
+    for hidden in (".part.json", "_SUCCESS", "_temporary/0/part.json", "big.json._COPYING_"):
+        feed.land(f"{HOUR_10}/{hidden}", b"not yet\n")
+    reports["not ready"] = feed.exit_code(*at_11)
+    reports["nothing written"] = not Path(feed.target).exists()
+
+    feed.land(f"{HOUR_11}/visits.json", b"e1\ne2\n")
+    with _listed_folders() as reports["folders listed"]:
+        reports["first"] = feed.load(
+            execution_time="2024-03-01T11:05", require_next_partition=True, now="2024-03-01T11:06"
+        )
+    reports["hour 10 read"] = [
+        bytes(row[0]) for row in feed.bronze().select(F.col("payload").cast("binary")).collect()
+    ]
+    reports["first ledger"] = feed.ledger().collect()
+    reports["again"] = feed.load(**WINDOW_10)
+
+    feed.land(f"{HOUR_10}/packed.json.gz", gzip.compress(b"p1\np2 corrected\n"), modified_at=1_709_294_400)
+    feed.land(f"{HOUR_10}/more.json", b"m1\n")
+    reports["changed"] = feed.load(**WINDOW_10, now="2024-03-01T11:00")  # a clock that went back
+    reports["hour 10 files"] = feed.data_files(HOUR_10)
+    reports["hour 11"] = feed.load(**WINDOW_11)
+    with pytest.raises(JobFailed) as failure:
+        feed.load()
+    reports["unreadable"] = str(failure.value)
+    return feed
+
+
+@contextlib.contextmanager
+def _listed_folders() -> Iterator[list[str]]:
+    """Collect the folders whose files the loader lists meanwhile."""
+    listed: list[str] = []
+    walk = incremental_loader.Landing._walk
+
+    def recording(landing: Any, folder: Any, prefix: str) -> Iterator[LandingFile]:
+        listed.append(folder.toString().removeprefix(prefix))
+        return walk(landing, folder, prefix)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(incremental_loader.Landing, "_walk", recording)
+        yield listed
+
+
+def test_a_partition_is_not_ready_until_the_next_one_exists(loads: Loads) -> None:
+    assert loads.reports["not ready"] == 4
+    assert loads.reports["nothing written"]
+    assert loads.reports["first"]["lines_written"] == 7
+
+
+def test_the_execution_time_takes_the_hour_before_and_reads_nothing_else(loads: Loads) -> None:
+    # hour=09 holds a file that can't be read: see the last load of the scenario.
+    assert loads.reports["folders listed"] == [HOUR_10]
+    assert {row.hour for row in loads.reports["first ledger"]} == {10}
+
+
+def test_each_line_is_kept_byte_by_byte(loads: Loads) -> None:
+    assert sorted(loads.reports["hour 10 read"]) == sorted([*ODD_LINES, b"p1", b"p2"])
+
+
+def test_each_line_knows_its_file_and_its_load(loads: Loads) -> None:
+    at = dt.datetime(2024, 3, 1, 11, tzinfo=dt.UTC)
+    assert_rows(
+        loads.bronze().where("load_id = 2024030110001 and payload = ''"),
+        [
+            {
+                "payload": "",
+                "file_path": f"{HOUR_10}/{ODD_NAME}",
+                "file_modified_at": at,
+                "file_size": len(b"\n".join(ODD_LINES)),
+                "load_id": 2024030110001,
+                "ingested_at": at + dt.timedelta(minutes=6),
+                "date": dt.date(2024, 3, 1),
+                "hour": 10,
+            }
+        ],
+    )
+
+
+def test_the_ledger_holds_every_file_and_no_hidden_one(loads: Loads) -> None:
+    names = [ODD_NAME, "packed.json.gz", "empty.json"]
+    got = [(row.file_path, row.load_id, row.format_version) for row in loads.reports["first ledger"]]
+    assert sorted(got) == sorted((f"{HOUR_10}/{name}", 2024030110001, 1) for name in names)
+
+
+def test_an_unchanged_file_is_skipped(loads: Loads) -> None:
+    again = loads.reports["again"]
+    assert (again["files_skipped"], again["lines_written"]) == (3, 0)
+    assert again["table_version"] == loads.reports["first"]["table_version"]
+
+
+def test_a_changed_file_is_appended_under_a_higher_load_id(loads: Loads) -> None:
+    changed = loads.reports["changed"]
+    assert (changed["files_new"], changed["files_changed"], changed["files_skipped"]) == (1, 1, 2)
+    assert_rows(
+        loads.bronze().where(f"file_path = '{HOUR_10}/packed.json.gz'").select("payload", "load_id"),
+        [
+            ("p1", 2024030110001),
+            ("p2", 2024030110001),
+            ("p1", 2024030110002),
+            ("p2 corrected", 2024030110002),
+        ],
+    )
+
+
+def test_ingested_at_rises_with_every_load_even_if_the_clock_goes_back(loads: Loads) -> None:
+    first, second = (
+        loads.bronze().where(f"load_id = {n}").agg(F.min("ingested_at"), F.max("ingested_at")).collect()[0]
+        for n in (2024030110001, 2024030110002)
+    )
+    assert first[0] == first[1] < second[0] == second[1]
+
+
+def test_the_output_keeps_the_partitions_and_leaves_other_hours_alone(loads: Loads) -> None:
+    assert loads.reports["hour 11"]["lines_written"] == 2
+    assert loads.data_files(HOUR_11)
+    assert loads.data_files(HOUR_10) == loads.reports["hour 10 files"]
+
+
+def test_an_unreadable_file_is_named_and_nothing_is_written(loads: Loads) -> None:
+    assert f"{HOUR_9}/cut.json.gz" in loads.reports["unreadable"]
+    assert "\n" not in loads.reports["unreadable"]
+    assert loads.versions() == 3
+    assert loads.bronze().where("hour = 9").isEmpty()
+
+
+def test_a_load_is_one_commit(loads: Loads) -> None:
+    versions = [loads.reports[name]["table_version"] for name in ("first", "changed", "hour 11")]
+    assert versions == [0, 1, 2]
+
+
+# --- load_id ---------------------------------------------------------------------------------------------
+
+
+def _file(name: str) -> LandingFile:
+    return LandingFile(file_path=name, path=name, url_path=name, size=1, modified_at=1)
+
+
+def test_load_ids_do_not_depend_on_the_order_in_which_hours_are_loaded() -> None:
+    ten, eleven = _file(f"{HOUR_10}/a.json"), _file(f"{HOUR_11}/a.json")
+    late_hour_first = assign_load_ids([eleven], {}) | assign_load_ids([ten], {2024030111: 2024030111001})
+    assert late_hour_first == {ten: 2024030110001, eleven: 2024030111001}
+    assert late_hour_first == assign_load_ids([ten, eleven], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "load_id"),
+    [("date=2024-03-01/a.json", 2024030100008), ("dataset.json", 8), ("eu/dataset.json", 8)],
+)
+def test_load_ids_of_days_and_of_folders_without_partitions(name: str, load_id: int) -> None:
+    file = _file(name)
+    assert assign_load_ids([file], {file.ordinal: load_id - 1}) == {file: load_id}
+
+
+def test_a_partition_takes_999_loads_and_no_more() -> None:
+    file = _file(f"{HOUR_10}/a.json")
+    assert assign_load_ids([file], {file.ordinal: 2024030110998}) == {file: 2024030110999}
+    with pytest.raises(JobFailed, match="loaded 999 times"):
+        assign_load_ids([file], {file.ordinal: 2024030110999})
+
+
+# --- other layouts ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_partitions_loads_into_a_table_of_the_catalog(feed: Feed) -> None:
+    feed.target = "bronze_users_of_the_test"
+    feed.land("dataset.json", "u1\nu2\n")
+    assert feed.load()["lines_written"] == 2
+    assert feed.load()["lines_written"] == 0
+    feed.land("dataset.json", "u1\nu2 changed\n")
+    feed.load()
+    assert_rows(
+        feed.spark.table(feed.target).select("payload", "load_id"),
+        [("u1", 1), ("u2", 1), ("u1", 2), ("u2 changed", 2)],
+    )
+    assert "date" not in feed.spark.table(feed.target).columns
+    assert feed.spark.table(f"{feed.target}_files").where("date is null and hour is null").count() == 2
+
+
+def test_a_day_is_loaded_whole(feed: Feed) -> None:
+    feed.land("date=2024-03-01/devices.json", "d1\n")
+    feed.land("date=2024-03-02/devices.json", "d2\n")
+    feed.load(from_="2024-03-01", to="2024-03-02", grain="day")
+    assert_rows(
+        feed.bronze().select("payload", "load_id", "date"), [("d1", 2024030100001, dt.date(2024, 3, 1))]
+    )
+
+
+def test_an_empty_hour_is_a_success_that_makes_the_table(feed: Feed) -> None:
+    feed.land(f"{HOUR_10}/_SUCCESS", "")
+    assert feed.exit_code("--from", "2024-03-01T10", "--to", "2024-03-01T11") == 0
+    assert feed.bronze().isEmpty()
+    assert feed.bronze().columns[-2:] == ["date", "hour"]
+    feed.land(f"{HOUR_10}/empty.json", "")
+    assert feed.load(**WINDOW_10)["files_new"] == 1
+    assert feed.load(**WINDOW_10)["files_skipped"] == 1
+
+
+def test_gzip_under_another_name_and_a_byte_order_mark(feed: Feed) -> None:
+    packed = gzip.compress(b'{"a": 1}\n', mtime=0)
+    feed.land("packed.json", packed)
+    feed.land("marked.json", b'\xef\xbb\xbf{"b": 2}\n')
+    feed.load()
+    payloads = [bytes(row[0]) for row in feed.bronze().select(F.col("payload").cast("binary")).collect()]
+    assert sorted(payloads) == sorted([*packed.removesuffix(b"\n").split(b"\n"), b'{"b": 2}'])
+
+
+# --- what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"from_": "2024-03-01T11", "to": "2024-03-01T10"}, "from must be before to"),
+        ({"from_": "2024-03-01T11", "to": "2024-03-01T11"}, "from must be before to"),
+        ({"from_": "2024-03-01T11"}, "needs both from and to"),
+        ({"from_": "yesterday", "to": "2024-03-01"}, "'yesterday' is not a time"),
+        ({"from_": "2024-03-01T10:30", "to": "2024-03-01T11"}, "inside a partition"),
+        ({"from_": "2024-03-01T10", "to": "2024-03-02", "grain": "day"}, "takes each day whole"),
+        ({**WINDOW_10, "execution_time": "2024-03-01T11"}, "not both"),
+        ({"mode": "replace_window"}, "needs a window"),
+        ({"require_next_partition": True}, "needs a window"),
+        ({"target": "landing/visits/bronze"}, "must not lie in one another"),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_is_read(
+    parameters: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(**{"source": "landing/visits", "target": "bronze/visits", **parameters})
+
+
+def test_a_folder_that_is_not_there(feed: Feed) -> None:
+    assert feed.exit_code() == 2
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    assert feed.exit_code("--from", "2024-03-01T09", "--to", "2024-03-01T11") == 4
+    assert not Path(feed.target).exists()
+
+
+@pytest.mark.parametrize(
+    ("stray", "sentence"),
+    [
+        ("README.md", "mixes layouts"),
+        ("date=2024-13-01/hour=10/a.json", "no date="),
+        ("date=2024-03-01/hour=24/a", "no date="),
+    ],
+)
+def test_a_file_in_the_wrong_place_is_named(feed: Feed, stray: str, sentence: str) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.land(stray, "stray\n")
+    with pytest.raises(DataRefused, match=sentence) as refusal:
+        feed.load()
+    assert stray.split("/")[-1] in str(refusal.value)
+
+
+def test_a_target_of_another_schema_is_left_alone(feed: Feed) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.spark.range(3).write.format("delta").save(feed.target)
+    with pytest.raises(WrongUse, match="another schema: it has id bigint; a load needs payload string"):
+        feed.load()
+    assert feed.versions() == 1
+
+
+def test_a_target_that_may_not_be_written_is_one_sentence(feed: Feed, tmp_path: Path) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    read_only = tmp_path / "bronze"
+    read_only.mkdir(mode=0o555)
+    command = _command(feed)
+    if os.getuid() == 0:  # root without its right to pass over permissions is a user like any other
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    end = subprocess.run(command, env=_environment(tmp_path), capture_output=True, text=True, check=False)
+    assert end.returncode == 1
+    assert "permission denied" in end.stderr.splitlines()[-1]
+    assert "Traceback" not in end.stderr
+    assert list(read_only.iterdir()) == []
+
+
+# --- two runs at once, and runs that are killed ----------------------------------------------------------
+
+
+def _command(feed: Feed, *arguments: str) -> list[str]:
+    return [sys.executable, str(JOB), "--source", str(feed.folder), "--target", feed.target, *arguments]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """A quick small JVM with its temporary files under `folder`."""
+    submit = (
+        f"--master local[1] --driver-memory 512m --conf spark.local.dir={folder}/spark-{os.getuid()} "
+        "--conf spark.sql.shuffle.partitions=1 --conf spark.databricks.delta.snapshotPartitions=1 "
+        "--driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
+    )
+    return {**os.environ, "PYSPARK_SUBMIT_ARGS": submit}
+
+
+def test_a_run_that_is_overtaken_loads_only_what_is_left(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.load()
+    feed.land(f"{HOUR_10}/b.json", "b\n")
+    write_once = incremental_loader.write_once
+
+    def overtaken(*arguments: Any, **options: Any) -> str:
+        """Between this run's look at the table and its commit, another run loads b and c arrives."""
+        monkeypatch.setattr(incremental_loader, "write_once", write_once)
+        assert feed.load()["lines_written"] == 1
+        feed.land(f"{HOUR_10}/c.json", "c\n")
+        return write_once(*arguments, **options)
+
+    monkeypatch.setattr(incremental_loader, "write_once", overtaken)
+    assert feed.load()["lines_written"] == 1
+    assert_rows(
+        feed.bronze().select("payload", "load_id"),
+        [("a", 2024030110001), ("b", 2024030110002), ("c", 2024030110003)],
+    )
+    assert feed.ledger().count() == 3
+
+
+def test_two_processes_at_once_load_each_file_once(feed: Feed, tmp_path: Path) -> None:
+    for number in range(4):
+        feed.land(f"{HOUR_10}/{number}.json", f"{number}\n")
+    processes = [
+        subprocess.Popen(_command(feed), env=_environment(tmp_path), stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    reports = [json.loads(p.communicate(timeout=180)[0].splitlines()[-1]) for p in processes]
+    assert [p.returncode for p in processes] == [0, 0]
+    assert sorted(report["lines_written"] for report in reports) == [0, 4]
+    assert_rows(feed.bronze().select("payload"), [("0",), ("1",), ("2",), ("3",)])
+    assert feed.ledger().count() == 4
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("state", [TableState.DATA_WITHOUT_LOG, TableState.LOG_WRITTEN], ids=lambda s: s.name)
+def test_a_killed_run_is_completed_by_the_next(feed: Feed, tmp_path: Path, state: TableState) -> None:
+    feed.land(f"{HOUR_9}/a.json", "a\n")
+    feed.load()
+    feed.land(f"{HOUR_10}/b.json", "b\n")
+    assert run_and_kill(_command(feed), feed.target, state, env=_environment(tmp_path)) is state
+
+    ledger = feed.ledger().select("file_path")
+    assert_rows(ledger, [(f"{HOUR_9}/a.json",)])  # it died before its ledger
+    lines_left = {TableState.DATA_WITHOUT_LOG: 1, TableState.LOG_WRITTEN: 0}[state]
+    assert feed.load()["lines_written"] == lines_left
+    assert_rows(feed.bronze().select("payload"), [("a",), ("b",)])
+    assert_rows(ledger, [(f"{HOUR_9}/a.json",), (f"{HOUR_10}/b.json",)])
+
+
+def test_a_lost_ledger_is_rebuilt_from_bronze(feed: Feed) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.load()
+    feed.land(f"{HOUR_10}/a.json", "a corrected\n")
+    feed.load()
+    before = feed.ledger().collect()
+    shutil.rmtree(f"{feed.target}_files")
+    assert feed.load()["files_skipped"] == 1
+    assert_rows(feed.ledger(), before)
+    assert feed.bronze().count() == 2
+
+
+# --- replace_window --------------------------------------------------------------------------------------
+
+
+def _stream(feed: Feed, checkpoint: Path) -> list[str]:
+    """Read what is new in the bronze table as a stream; return its payloads."""
+    seen: list[str] = []
+    query = (
+        feed.spark.readStream.format("delta")
+        .load(feed.target)
+        .writeStream.foreachBatch(lambda rows, _: seen.extend(row.payload for row in rows.collect()))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return seen
+
+
+def test_a_stream_reads_on_after_an_appended_correction(feed: Feed, tmp_path: Path) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.load(**WINDOW_10)
+    assert _stream(feed, tmp_path / "checkpoint") == ["a"]
+    feed.land(f"{HOUR_10}/a.json", "a corrected\n")
+    feed.load(**WINDOW_10)
+    assert _stream(feed, tmp_path / "checkpoint") == ["a corrected"]
+    feed.land(f"{HOUR_10}/a.json", "a corrected again\n")
+    with pytest.raises(WrongUse, match="only appends"):
+        feed.load(**WINDOW_10, mode="replace_window")
+
+
+def test_a_replaced_window_holds_what_landed_and_ends_a_stream(feed: Feed, tmp_path: Path) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.land(f"{HOUR_10}/gone.json", "gone\n")
+    feed.land(f"{HOUR_11}/b.json", "b\n")
+    for window in (WINDOW_10, WINDOW_11):
+        feed.load(**window, mode="replace_window")
+    assert sorted(_stream(feed, tmp_path / "checkpoint")) == ["a", "b", "gone"]
+    other_hour = feed.data_files(HOUR_11)
+
+    feed.land(f"{HOUR_10}/a.json", "a corrected\n")
+    (feed.folder / HOUR_10 / "gone.json").unlink()
+    for lines in (1, 0, 0):
+        assert feed.load(**WINDOW_10, mode="replace_window")["lines_written"] == lines
+    assert_rows(feed.bronze().select("payload"), [("a corrected",), ("b",)])
+    assert_rows(feed.ledger().select("file_path"), [(f"{HOUR_10}/a.json",), (f"{HOUR_11}/b.json",)])
+    assert feed.data_files(HOUR_11) == other_hour
+    with pytest.raises(StreamingQueryException, match="DELTA_SOURCE_TABLE_IGNORE_CHANGES"):
+        _stream(feed, tmp_path / "checkpoint")
+
+
+# --- the page --------------------------------------------------------------------------------------------
+
+
+def test_the_command_of_the_page(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = snippet("docs/ingestion.md", f"{THIS}test_the_command_of_the_page")
+    words = command.replace("\\\n", " ").split()
+    assert words[:2] == ["spark-submit", str(JOB.relative_to(REPOSITORY))]
+    paths = {"landing/visits": str(feed.folder), "$LAKEHOUSE_ROOT/bronze/bronze_visits": feed.target}
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.land(f"{HOUR_11}/b.json", "b\n")
+    with pytest.raises(SystemExit) as end:
+        run_job(Parameters, run, [paths.get(word, word) for word in words[2:]])
+    assert end.value.code == 0
+    assert_rows(feed.bronze().select("payload"), [("a",)])
