@@ -129,6 +129,7 @@ _KNOWN_FAILURES = {
     "org.apache.hadoop.security.AccessControlException": "permission denied",
     "Permission denied": "permission denied",
     "Mkdirs failed to create": "permission denied",
+    "DELTA_CANNOT_CREATE_LOG_PATH": "permission denied",
     "No space left on device": "no space left on the device",
     "DELTA_FAILED_TO_MERGE_FIELDS": "the target table has another schema",
     "DELTA_SCHEMA_MISMATCH": "the target table has another schema",

@@ -543,11 +543,10 @@ def _one_sentence(parameters: Parameters) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as failure:
-        text, cause = str(failure), _root_cause(failure)
+        text = str(failure)
         if unreadable := re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", text):
+            cause = _root_cause(failure)
             raise JobFailed(f"cannot read {unreadable[1]} ({cause}); nothing was written") from failure
-        if "Permission denied" in text or "AccessControl" in cause or "Mkdirs failed" in text:
-            raise JobFailed(f"permission denied, nothing was written ({cause})") from failure
         if "DELTA_CANNOT_MODIFY_APPEND_ONLY" in text:
             raise WrongUse(
                 f"target {parameters.target} only appends (delta.appendOnly), as streams that read it need; "
