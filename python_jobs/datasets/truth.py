@@ -18,21 +18,20 @@ RULES = tuple(dict.fromkeys(variant.rule for variant in VARIANTS if variant.rule
 def visit_counts(plan: DataFrame, params: Parameters) -> dict[str, Any]:
     """Count the planned visit lines by folder, imperfection, place in the precedence and broken rule."""
     columns = ("landing_hour", "imperfection", "rule", "verdict", "is_later", "is_counted")
+    hours = params.hour_folders
     folders, imperfections, details = Counter[str](), Counter[str](), Counter[str]()
     precedence, rules = Counter[str](), Counter[str]()
     for row in plan.groupBy(*columns).count().collect():
-        lines = row["count"]
-        folders[params.hour_folders[row["landing_hour"]]] += lines
+        name, lines = row["imperfection"], row["count"]
+        folders[hours[row["landing_hour"]]] += lines
         precedence[row["verdict"]] += lines
         if row["rule"]:
             rules[row["rule"]] += lines
         if row["is_counted"]:
-            name = row["imperfection"]
             imperfections[name] += lines
             if name in ("exact_duplicate", "corrected"):
-                details[f"{name}_in_a_later_folder" if row["is_later"] else f"{name}_in_the_same_folder"] += (
-                    lines
-                )
+                folder = "a_later" if row["is_later"] else "the_same"
+                details[f"{name}_in_{folder}_folder"] += lines
             if name == "wrong_type":
                 details["wrong_type_unusable" if row["rule"] else "wrong_type_usable"] += lines
     return {
