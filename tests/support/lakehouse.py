@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dbt.cli.main import dbtRunner
 from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,13 @@ CLOCK_COLUMNS = {
 
 
 class Lakehouse:
-    """One lakehouse root with its landing folder."""
+    """One lakehouse root with its landing folder.
+
+    All roots share the session's catalog and the names in it. So the catalog forgets the tables of one root before
+    dbt runs on another; the project's hook adopts those of the new one from their paths.
+    """
+
+    _in_catalog: ClassVar[Path | None] = None
 
     def __init__(self, root: Path, spark: SparkSession, landing: Path) -> None:
         self.root, self.spark, self.landing = root, spark, landing
