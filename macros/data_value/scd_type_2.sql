@@ -296,7 +296,11 @@ with arrived as (
         {%- if history.sequence %}
         {{ adapter.quote(history.sequence) }} as sequence,
         {%- endif %}
-        {{ deleted }} as is_deleted,
+        {#- In a column that nothing filters on, or the optimizer would ask before quarantined rows are left out. #}
+        case
+            when {{ incomplete }} then {{ lakehouse_patterns._merger_refusal(history.incomplete, 'batch') }}
+            else {{ deleted }}
+        end as is_deleted,
         if({{ deleted }}, null, {{ lakehouse_patterns._scd2_attributes(history, history.tracked) }}) as tracked,
         {%- if history.untracked %}
         {{ lakehouse_patterns._scd2_attributes(history, history.untracked) }} as untracked,
@@ -309,10 +313,6 @@ with arrived as (
             when {{ incomplete }} then sha2({{ lakehouse_patterns._merger_payload(history.incomplete, 'batch') }}, 256)
         end
     {%- endif %}
-    where case
-        when {{ incomplete }} then {{ lakehouse_patterns._merger_refusal(history.incomplete, 'batch') }}
-        else true
-    end
 ),
 
 {% if target -%}

@@ -516,7 +516,7 @@ def test_a_wrong_configuration_or_table_is_refused_in_one_sentence(
     errors = project.fails("run")
     for _, sentence in REFUSED.values():
         assert sentence in errors
-    assert [name for name, status in project.statuses().items() if status == "success"] == ["accepted"]
+    assert [n for n, s in project.statuses().items() if s == "success"] == ["accepted"], errors
     assert_rows(project.table("accepted").select("id", "effective_from"), [("u1", day(1)), ("u2", day(1))])
     assert_rows(
         project.table("accepted__quarantine").select("error_class", "error_message", "copies"),
