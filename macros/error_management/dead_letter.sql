@@ -19,12 +19,12 @@ select
     *,
     case
         {%- for t in transformations %}
-        when {{ t.name }} is null and coalesce({{ t.inputs | join(', ') }}) is not null then 'NULL_RESULT'
+        when {{ t.name }} is null and ({{ t.inputs | join(' is not null or ') }} is not null) then 'NULL_RESULT'
         {%- endfor %}
     end as error_class,
     case
         {%- for t in transformations %}
-        when {{ t.name }} is null and coalesce({{ t.inputs | join(', ') }}) is not null
+        when {{ t.name }} is null and ({{ t.inputs | join(' is not null or ') }} is not null)
             then '{{ t.name }} is NULL although an input is present ({{ t.inputs | join(", ") }})'
         {%- endfor %}
     end as error_message

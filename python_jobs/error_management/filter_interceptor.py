@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,15 +228,21 @@ class Interceptor:
         observed = flags(rows, self.conditions).observe(self._observation, *_metrics(self.conditions))
         return valid_rows(observed)
 
-    def counts(self) -> Counts:
-        """Return the counts of the first action; waits for it while another thread runs it.
+    def counts(self, timeout_seconds: float = 30) -> Counts:
+        """Return the counts of the first action, which Spark delivers a moment after it.
 
         Raises:
-            WrongUse: ``filter`` was not called.
+            WrongUse: no action ran over the rows, now or within ``timeout_seconds``.
         """
-        if self._observation is None:
-            raise WrongUse("call filter() and write its result before asking for the counts")
-        return _counts(self._observation.get, self.conditions)
+        observation = self._observation
+        metrics: dict[str, Any] = {}
+        if observation is not None:  # `get` alone would wait for ever
+            waiting = threading.Thread(target=lambda: metrics.update(observation.get), daemon=True)
+            waiting.start()
+            waiting.join(timeout_seconds)
+        if not metrics:
+            raise WrongUse("no action ran over the filtered rows: write them before asking for the counts")
+        return _counts(metrics, self.conditions)
 
 
 def count(rows: DataFrame, conditions: Sequence[Condition]) -> Counts:

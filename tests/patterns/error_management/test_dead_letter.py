@@ -23,12 +23,15 @@ from python_jobs.error_management import dead_letter as job
 from python_jobs.error_management import dead_letter_replay, transient_errors
 from python_jobs.error_management.dead_letter import BatchAccount, Parameters
 from python_jobs.error_management.json_records import load_schema, parse_records
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters, run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
+from tests.support.snippets import snippet, snippets
 
+PAGE = "docs/error_management.md"
+HERE = "tests/patterns/error_management/test_dead_letter.py"
 VISIT_SCHEMA = "visit_id string, event_time string, page string"
 VALID = '{"visit_id":"v1","event_time":"2024-01-01T10:00:00+00:00","page":"/a"}'
 BAD_TIME = '{"visit_id":"v2","event_time":"nope","page":"/b"}'
@@ -107,6 +110,22 @@ def test_bad_records_go_to_the_dead_letter_table_whole_and_with_their_error(stre
     )  # fmt: skip
     assert (report["read"], report["valid"], report["dead"]) == (4, 1, 3)
     assert report["bad_share"] == 0.75
+
+
+def test_job_snippet_of_the_page(stream: Stream) -> None:
+    config = stream.folder / "visits.yml"
+    config.write_text(snippet(PAGE, f"{HERE}::test_job_snippet_of_the_page"))
+    tables = {"source": "bronze", "target": "main", "dead_letter": "dead", "checkpoint": "checkpoint"}
+    options = [text for option, name in tables.items() for text in (f"--{option}", stream.path(name))]
+    parameters, _ = parse_parameters(Parameters, ["--config", str(config), *options])
+    stream.append(VALID, BAD_TIME, NOT_JSON)
+    assert job.run(stream.spark, parameters)["dead"] == 2
+    assert_rows(
+        stream.table("main"),
+        [("v1", dt.date(2024, 1, 1), False)],
+        ["visit_id", "event_date", "was_dead_lettered"],
+    )
+    assert (stream.folder / "main" / "event_date=2024-01-01").is_dir()
 
 
 def test_continuous_query_outlives_bad_records(stream: Stream) -> None:
@@ -577,15 +596,15 @@ def test_sql_compares_output_with_input(spark: SparkSession, render: MacroRender
 def test_sql_shows_where_an_error_safe_function_hid_an_error(
     spark: SparkSession, render: MacroRenderer, ansi_modes: str
 ) -> None:
-    rows = [("1", "2024-01-01"), ("x", "2024-01-01"), ("2", "2024-13-01"), (None, None)]
-    spark.createDataFrame(rows, "id string, at string").createOrReplaceTempView("untyped")
+    rows = [("1", "2024-01-01", 10), ("x", "2024-01-01", 10), ("2", "2024-13-01", 10), (None, None, None)]
+    spark.createDataFrame(rows, "id string, at string, length int").createOrReplaceTempView("untyped")
     flagged = spark.sql(
         render(
             "dead_letter_flags",
             relation="untyped",
             transformations=[
                 {"name": "number", "expression": "try_cast(id as bigint)", "inputs": ["id"]},
-                {"name": "moment", "expression": "try_to_timestamp(at)", "inputs": ["at"]},
+                {"name": "moment", "expression": "try_to_timestamp(at)", "inputs": ["at", "length"]},
             ],
         )
     )
@@ -607,41 +626,12 @@ def test_sql_macros_refuse_wrong_arguments(render: MacroRenderer) -> None:
         render("dead_letter_share_failures", flagged="t", max_share=10, min_records=1)
 
 
-PROJECT = {
-    "models/devices_flagged.sql": """
-        {{ config(materialized='table') }}
-        {{ lakehouse_patterns.dead_letter_flags(source('raw', 'devices'), [
-            {'name': 'name_with_version', 'expression': "counted_concat(full_name, version)",
-             'inputs': ['full_name', 'version']}
-        ]) }}
-    """,
-    "models/devices_valid.sql": """
-        {{ config(materialized='table') }}
-        {{ lakehouse_patterns.dead_letter_valid_rows(ref('devices_flagged')) }}
-    """,
-    "models/devices_dead_letter.sql": """
-        {{ config(materialized='table') }}
-        {{ lakehouse_patterns.dead_letter_rows(ref('devices_flagged')) }}
-    """,
-    "models/schema.yml": """\
+SOURCES = """\
 sources:
   - name: raw
     schema: "{{ target.schema }}"
     tables: [{name: devices}]
-models:
-  - name: devices_flagged
-    data_tests:
-      - lakehouse_patterns.dead_letter_share:
-          name: half
-          arguments: {max_share: 0.5, min_records: 4}
-      - lakehouse_patterns.dead_letter_share:
-          name: less
-          arguments: {max_share: 0.4, min_records: 4}
-      - lakehouse_patterns.dead_letter_share:
-          name: too_few
-          arguments: {max_share: 0.4, min_records: 5}
-""",
-}
+"""
 
 
 def test_sql_models_evaluate_each_row_once_and_the_share_test_alarms(
@@ -654,14 +644,38 @@ def test_sql_models_evaluate_each_row_once_and_the_share_test_alarms(
         return None if left is None or right is None else left + right
 
     spark.udf.register("counted_concat", concat, "string")
-    project = make_project(PROJECT)
+    flagged, valid, dead, properties = snippets(
+        PAGE, f"{HERE}::test_sql_models_evaluate_each_row_once_and_the_share_test_alarms"
+    )
+    project = make_project(
+        {
+            "models/devices_flagged.sql": flagged.replace("concat(", "counted_concat("),
+            "models/devices_valid.sql": "{{ config(materialized='table') }}" + valid,
+            "models/devices_dead_letter.sql": "{{ config(materialized='table') }}" + dead,
+            "models/properties.yml": properties,
+            "models/sources.yml": SOURCES,
+        }
+    )
     project.source("devices", spark.createDataFrame(DEVICES, "full_name string, version string"))
     project.run("run")
     assert calls.value == 4
     assert_rows(project.table("devices_valid"), [("Air", "1", "Air1"), (None, None, None)])
     assert_rows(
         project.table("devices_dead_letter").select("full_name", "version", "job_name"),
-        [(None, "1", "devices_dead_letter"), ("Pro", None, "devices_dead_letter")],
+        [(None, "1", "devices"), ("Pro", None, "devices")],
     )
-    assert project.fails("test").startswith("less: fail")
-    assert project.statuses() == {"half": "pass", "less": "fail", "too_few": "pass"}
+    assert project.fails("test").startswith("few_dead_letters: fail")
+
+
+@pytest.mark.parametrize(
+    ("max_share", "min_records", "alarm"), [(0.5, 4, False), (0.49, 4, True), (0.49, 5, False)]
+)
+def test_sql_share_test_has_both_limits(
+    spark: SparkSession, render: MacroRenderer, max_share: float, min_records: int, alarm: bool
+) -> None:
+    rows = [(None,), (None,), ("NULL_RESULT",), ("NULL_RESULT",)]
+    spark.createDataFrame(rows, "error_class string").createOrReplaceTempView("half_flagged")
+    sql = render(
+        "dead_letter_share_failures", flagged="half_flagged", max_share=max_share, min_records=min_records
+    )
+    assert_rows(spark.sql(sql), [(4, 2, 0.5)] if alarm else [])

@@ -21,6 +21,7 @@ from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
+from tests.support.snippets import snippet, snippets
 
 DEVICE = "type string, full_name string, version int"
 DEVICES = [
@@ -32,6 +33,8 @@ DEVICES = [
     ("mac", "x", 2),
     (None, None, None),
 ]
+PAGE = "docs/error_management.md"
+HERE = "tests/patterns/error_management/test_filter_interceptor.py"
 VALID_DEVICES = [("mac", "x", 1), ("mac", "x", 2)]
 CONDITIONS = [
     {"name": "null_type", "condition": "type is not null", "category": "invalid"},
@@ -210,9 +213,20 @@ def test_a_second_action_doubles_no_count(devices: DataFrame, tmp_path: Path) ->
     assert interceptor.counts().rejected == REJECTED
 
 
-def test_counts_before_filter_are_refused() -> None:
-    with pytest.raises(WrongUse, match="call filter"):
-        Interceptor(conditions_of(CONDITIONS)).counts()
+def test_counts_before_an_action_are_refused_and_not_zero(devices: DataFrame) -> None:
+    interceptor = Interceptor(conditions_of(CONDITIONS))
+    with pytest.raises(WrongUse, match="write them before asking"):
+        interceptor.counts()
+    interceptor.filter(devices)
+    with pytest.raises(WrongUse, match="write them before asking"):
+        interceptor.counts(timeout_seconds=0.2)
+
+
+def test_python_snippet_of_the_page(devices: DataFrame, table_path: str) -> None:
+    names: dict[str, Any] = {"devices": devices, "path": table_path}
+    exec(snippet(PAGE, f"{HERE}::test_python_snippet_of_the_page"), names)
+    assert names["rejected"] == REJECTED
+    assert_rows(devices.sparkSession.read.format("delta").load(table_path), VALID_DEVICES)
 
 
 def test_a_predicate_that_raises_makes_a_dead_letter_and_no_filtered_row(devices: DataFrame) -> None:
@@ -303,45 +317,34 @@ def test_alarm_names_the_condition_with_the_largest_rise(
         }
 
 
-PROJECT = {
-    "models/devices_flagged.sql": """
-        {{ config(materialized='table') }}
-        {{ lakehouse_patterns.filter_interceptor_flags(source('raw', 'devices'), var('device_conditions')) }}
-    """,
-    "models/devices_valid.sql": """
-        {{ config(materialized='view') }}
-        {{ lakehouse_patterns.filter_interceptor_valid_rows(ref('devices_flagged')) }}
-    """,
-    "models/devices_filter_statistics.sql": """
-        {{ config(materialized='incremental', incremental_strategy='append') }}
-        {{ lakehouse_patterns.filter_interceptor_statistics(ref('devices_flagged'), var('device_conditions')) }}
-    """,
-    "models/schema.yml": """\
+SOURCES = """\
 sources:
   - name: raw
     schema: "{{ target.schema }}"
     tables: [{name: devices}]
-models:
-  - name: devices_filter_statistics
-    data_tests:
-      - lakehouse_patterns.rejected_share_steady:
-          name: steady
-          arguments: {max_rise: 0.2}
-""",
-}
+"""
 
 
 def test_models_keep_the_history_that_the_generic_test_compares_with(
     spark: SparkSession, make_project: Callable[..., DbtProject]
 ) -> None:
-    models = {
-        path: text.replace("var('device_conditions')", str(CONDITIONS)) for path, text in PROJECT.items()
-    }
-    project = make_project(models)
-    project.source("devices", spark.createDataFrame(VALID_DEVICES * 4 + [("m", "x", 1)], DEVICE))
+    macro, flagged, valid, statistics, properties = snippets(
+        PAGE, f"{HERE}::test_models_keep_the_history_that_the_generic_test_compares_with"
+    )
+    project = make_project(
+        {
+            "macros/device_conditions.sql": macro,
+            "models/devices_flagged.sql": flagged,
+            "models/devices_valid.sql": valid,
+            "models/devices_filter_statistics.sql": statistics,
+            "models/properties.yml": properties,
+            "models/sources.yml": SOURCES,
+        }
+    )
+    project.source("devices", spark.createDataFrame([*VALID_DEVICES * 4, ("m", "x", 1)], DEVICE))
     project.run("build")
-    project.source("devices", spark.createDataFrame([("mac", None, 1)] * 8 + VALID_DEVICES, DEVICE))
-    assert project.fails("build").startswith("steady: fail")
+    project.source("devices", spark.createDataFrame([*[("mac", None, 1)] * 8, *VALID_DEVICES], DEVICE))
+    assert project.fails("build").startswith("rejections_steady: fail")
     assert_rows(project.table("devices_valid"), VALID_DEVICES)
     runs = project.table("devices_filter_statistics").where("rejected_rows > 0").orderBy("run_at").collect()
     assert [(row.condition_name, row.rejected_rows, row.input_rows) for row in runs] == [
