@@ -44,7 +44,7 @@ FORMAT_VERSION = 1
 PACKAGES = ("pyspark", "delta-spark", "dbt-core", "dbt-spark")
 
 
-class UnequalResults(AssertionError):
+class UnequalResultsError(AssertionError):
     """Two variants of one comparison left different rows behind: their times mean nothing."""
 
 
@@ -127,11 +127,11 @@ def fingerprint(rows: DataFrame) -> tuple[int, int]:
 
 
 def check_equal_results(comparison: Comparison) -> None:
-    """Raises UnequalResults unless all variants that give a result left the same multiset of rows."""
+    """Raises UnequalResultsError unless all variants that give a result left the same multiset of rows."""
     prints = {v.name: fingerprint(v.result()) for v in comparison.variants if v.result is not None}
     if len(set(prints.values())) > 1:
         got = ", ".join(f"{name}: {rows} rows, hash sum {total}" for name, (rows, total) in prints.items())
-        raise UnequalResults(f"{comparison.title}: results differ ({got}).")
+        raise UnequalResultsError(f"{comparison.title}: results differ ({got}).")
 
 
 def measure(comparison: Comparison) -> dict[str, Any]:

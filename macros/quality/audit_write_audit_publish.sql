@@ -235,7 +235,7 @@
     ).rows[0][1] -%}
     {%- do lakehouse_patterns.require(
         staged_by == invocation_id,
-        'nothing was published to ' ~ this ~ ': another run of the model staged its rows meanwhile'
+        'nothing was published from ' ~ staging ~ ': another run of the model staged its rows meanwhile'
     ) -%}
 {% endmacro %}
 

@@ -1,0 +1,1 @@
+"""Adding to the value of data: enrichment, decoration, aggregation, sessions, order."""

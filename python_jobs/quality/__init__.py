@@ -1,0 +1,1 @@
+"""Data quality: audits, constraints, schema rules, observation."""

@@ -1,0 +1,161 @@
+"""Audit-Write-Audit-Publish, first audit of files: refuse a broken delivery before anything reads it.
+
+Problem: a provider delivers files that are empty, cut off, of another format or with other columns; the
+transformation then fails half-way or, worse, publishes less than it should.
+
+Guarantee: every problem of every file is named in one error (exit code 3), the first invalid line with its
+number; nothing is written. The rule for a JSON line is the Dead-Letter's: exactly one object. What a line
+says is not audited here: that is the second audit's work, on the transformed rows.
+
+Cost: sizes come from the listing; lines are read once, and not at all with neither ``min_lines``, JSON lines
+nor ``columns`` to check.
+
+    spark-submit python_jobs/quality/audit_files.py --path landing/visits/date=2024-03-01/hour=10 \\
+        --min_bytes 100 --min_lines 2
+
+Source: Data Engineering Design Patterns, chapter 9, Audit-Write-Audit-Publish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from python_jobs.error_management.json_records import ERROR_CLASS, parse_records
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
+
+_SHOWN_PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Check the files of a folder before they are processed; any problem ends the job with exit code 3."""
+
+    path: str
+    """A file, a folder with its sub-folders, or a pattern of paths."""
+    format: Literal["json_lines", "csv", "text"] = "json_lines"
+    """What each line must be: one JSON object; a CSV record below a header; anything."""
+    min_bytes: int = 1
+    """Least size of each file, in bytes as stored."""
+    min_lines: int = 1
+    """Least number of lines of each file; a CSV file's header counts."""
+    columns: list[str] = field(default_factory=list)
+    """For csv: the columns that the first line must name, in any order."""
+    delimiter: str = ","
+    """For csv: what separates the names of the header."""
+
+    def __post_init__(self) -> None:
+        if self.min_bytes < 0 or self.min_lines < 0:
+            raise WrongUse(
+                f"min_bytes and min_lines must not be negative, got {self.min_bytes}, {self.min_lines}"
+            )
+        if self.columns and self.format != "csv":
+            raise WrongUse(
+                f"columns are those of a CSV header; they can't be checked with format {self.format}"
+            )
+
+
+def line_facts(lines: DataFrame, is_invalid: Column | None = None) -> DataFrame:
+    """Return what one pass over the lines of files tells of each file.
+
+    Args:
+        lines: ``value`` (the line) with Spark's hidden ``_metadata``.
+        is_invalid: condition on a line; None when any line will do.
+
+    Returns:
+        one row a file: ``file``, ``lines``, ``header`` (the first line) and ``first_invalid_line``, counted
+        from 1 or NULL. Spark cuts large files into blocks that tasks read in any order; within a block row
+        ids are consecutive, so a line's number is its place in the block after the lines of earlier blocks.
+    """
+    numbered = lines.select(
+        F.col("_metadata.file_path").alias("file"),
+        F.col("_metadata.file_block_start").alias("block"),
+        F.monotonically_increasing_id().alias("id"),
+        F.col("value"),
+        (F.lit(False) if is_invalid is None else is_invalid).alias("is_invalid"),
+    )
+    blocks = numbered.groupBy("file", "block").agg(
+        F.count("*").alias("lines"),
+        F.min_by("value", "id").alias("header"),
+        (F.min(F.when(F.col("is_invalid"), F.col("id"))) - F.min("id") + 1).alias("invalid_in_block"),
+    )
+    earlier = Window.partitionBy("file").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
+    placed = blocks.withColumn("lines_before", F.coalesce(F.sum("lines").over(earlier), F.lit(0)))
+    return placed.groupBy("file").agg(
+        F.sum("lines").alias("lines"),
+        F.min_by("header", "block").alias("header"),
+        F.min(F.col("invalid_in_block") + F.col("lines_before")).alias("first_invalid_line"),
+    )
+
+
+def problems_of(facts: dict[str, Any], parameters: Parameters) -> list[str]:
+    """Return one sentence for each problem of a file; ``facts`` are those of `line_facts` and ``size``."""
+    problems = []
+    if facts["size"] < parameters.min_bytes:
+        problems.append(f"{facts['size']} bytes, allowed at least {parameters.min_bytes}")
+    if facts["lines"] < parameters.min_lines:
+        problems.append(f"{facts['lines']} lines, allowed at least {parameters.min_lines}")
+    if facts["first_invalid_line"] is not None:
+        problems.append(f"line {facts['first_invalid_line']} is not one JSON object")
+    if parameters.columns:
+        names = [name.strip().strip('"') for name in (facts["header"] or "").split(parameters.delimiter)]
+        absent = [name for name in parameters.columns if name not in names]
+        if absent:
+            problems.append(f"the header lacks {', '.join(absent)}")
+    return problems
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Audit the files; return their number, size and lines.
+
+    Raises:
+        NotReady: there is no file.
+        DataRefused: a file has a problem; the sentence names all of them, of every file.
+    """
+    sizes = _sizes(spark, parameters.path)
+    if not sizes:
+        raise NotReady(f"there is no file at {parameters.path}")
+    lines = spark.read.option("recursiveFileLookup", "true").text(parameters.path)
+    if parameters.format == "json_lines":
+        parsed = parse_records(lines.select("value", "_metadata"), StructType([]), payload_column="value")
+        found = line_facts(parsed, F.col(ERROR_CLASS).isNotNull())
+    else:
+        found = line_facts(lines)
+    by_file = {row["file"]: row.asDict() for row in found.collect()}
+
+    problems: list[str] = []
+    for file, size in sorted(sizes.items()):
+        facts = by_file.get(file, {"lines": 0, "header": None, "first_invalid_line": None})
+        of_file = problems_of(facts | {"size": size}, parameters)
+        if of_file:
+            problems.append(f"{file}: {'; '.join(of_file)}")
+    if problems:
+        more = f" and {len(problems) - _SHOWN_PROBLEMS} more" if len(problems) > _SHOWN_PROBLEMS else ""
+        shown = " | ".join(problems[:_SHOWN_PROBLEMS])
+        raise DataRefused(f"{len(problems)} of {len(sizes)} files failed the audit: {shown}{more}")
+    return {
+        "files": len(sizes),
+        "bytes": sum(sizes.values()),
+        "lines": sum(facts["lines"] for facts in by_file.values()),
+    }
+
+
+def _sizes(spark: SparkSession, path: str) -> dict[str, int]:
+    """Return the size of each file, from the listing alone: the content column is not read."""
+    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    try:
+        rows = files.load(path).select(F.col("_metadata.file_path"), "length").collect()
+    except AnalysisException as failure:
+        if "PATH_NOT_FOUND" in str(failure):
+            return {}
+        raise
+    return {row["file_path"]: row["length"] for row in rows}
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

@@ -1,0 +1,629 @@
+"""Audit-Write-Audit-Publish: readers see audited rows or the ones before; the issues are on record."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dbt_common.exceptions import DbtRuntimeError
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.job import DataRefused, NotReady, WrongUse
+from python_jobs.quality.audit_files import Parameters, line_facts, run
+from tests.support.dbt_project import REPOSITORY, DbtProject
+from tests.support.killer import TableState, run_and_kill
+from tests.support.render import MacroRenderer
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+
+PAGE = "docs/quality.md"
+
+
+def model(options: str, sql: str, config: str = "materialized='awap'") -> str:
+    """Return a model with these options under `meta.lakehouse_patterns.awap`."""
+    return f"{{{{ config({config}, meta={{'lakehouse_patterns': {{'awap': {options}}}}}) }}}}\n{sql}"
+
+
+# The spec's rule: 1 to 9,999 rows and at most 25 % invalid, else the whole batch is rejected. The rows come from
+# JSON lines: one that can't be parsed has NULL everywhere and is invalid.
+BATCHES = model(
+    """{'audits': [
+        {'name': 'rows', 'type': 'row_count', 'min': 1, 'max': 9999, 'outcome': 'dispatch'},
+        {'name': 'required', 'type': 'record', 'outcome': 'dispatch', 'max_invalid_share': 0.25,
+         'valid_when': 'user_id is not null and page is not null'}
+    ]}""",
+    """select payload, record.user_id, record.page
+    from (select payload, from_json(payload, 'user_id string, page string') as record
+          from {{ source('raw', 'lines') }})""",
+)
+STRICT = model(
+    """{'audits': [
+        {'name': 'user_known', 'type': 'null_share', 'column': 'user_id', 'max': 0},
+        {'name': 'page_known', 'type': 'null_share', 'column': 'page', 'max': 0.4},
+        {'name': 'pages', 'type': 'measure', 'expression': 'count(distinct page)', 'min': 1}
+    ]}""",
+    "select user_id, page from {{ source('raw', 'pages') }}",
+)
+DAILY = model(
+    """{'period': 'day', 'audits': [
+        {'name': 'days', 'type': 'row_count', 'min': 1},
+        {'name': 'site_known', 'type': 'record', 'valid_when': 'site is not null',
+         'outcome': 'dispatch', 'max_invalid_share': 0.5},
+        {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.4},
+        {'name': 'surge', 'type': 'change', 'expression': 'sum(visitors)', 'max': 2, 'outcome': 'annotate'}
+    ]}""",
+    "select * from {{ source('raw', 'statistics') }}",
+    "materialized='awap', partition_by=['day'], on_schema_change='append_new_columns'",
+)
+WINDOW = model(
+    """{'period': 'day', 'from': "date '2024-07-02'", 'to': "date '2024-07-04'", 'audits': [
+        {'name': 'rows', 'type': 'row_count', 'min': 1, 'outcome': 'annotate', 'severity': 'error'}
+    ]}""",
+    "select day, visitors from {{ source('raw', 'window') }}",
+)
+INPUT = model(
+    """{'input_audits': [
+        {'input': 'pages', 'min_rows': 100, 'min_bytes': 1000000, 'columns': ['user_id', 'ip', 'login']}
+    ], 'audits': [{'name': 'rows', 'type': 'row_count', 'min': 1}]}""",
+    "select * from {{ source('raw', 'pages') }}",
+)
+PROPERTIES = """
+version: 2
+sources:
+  - name: raw
+    schema: "{{ target.schema }}"
+    tables: [{name: lines}, {name: pages}, {name: statistics}, {name: window}]
+models:
+  - name: daily
+    data_tests:
+      - lakehouse_patterns.audit_within:
+          name: publisher_bound
+          arguments: {audit: surge, max: 10}
+      - lakehouse_patterns.audit_within:
+          name: reader_bound
+          arguments: {audit: surge, max: 1}
+      - lakehouse_patterns.audit_within:
+          name: unknown_audit
+          arguments: {audit: nobody_measures_this, max: 1}
+"""
+FILES = {
+    "models/batches.sql": BATCHES,
+    "models/strict.sql": STRICT,
+    "models/daily.sql": DAILY,
+    "models/windowed.sql": WINDOW,
+    "models/with_input_audit.sql": INPUT,
+    "models/properties.yml": PROPERTIES,
+}
+JULY_1, JULY_2, JULY_3, JULY_4, JULY_5 = (dt.date(2024, 7, day) for day in range(1, 6))
+STATISTICS = "day date, site string, visitors long"
+PAGES = "user_id string, page string"
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[..., DbtProject]) -> DbtProject:
+    return make_project(FILES)
+
+
+def lines(project: DbtProject, valid: int, invalid: int) -> None:
+    """Replace the source of `batches`; every fifth invalid line can't be parsed at all."""
+    project.source(
+        "lines",
+        project.spark.sql(
+            f"""select '{{"user_id":"u' || id || '","page":"null"}}' as payload from range({valid})
+            union all
+            select if(id % 5 = 0, 'garbage ' || id, '{{"user_id":"u' || id || '"}}') from range({invalid})"""
+        ),
+    )
+
+
+def statistics(project: DbtProject, *rows: tuple[dt.date | None, str | None, int]) -> None:
+    project.source("statistics", project.spark.createDataFrame(rows, STATISTICS))
+
+
+def pages(project: DbtProject, *rows: tuple[str | None, str | None]) -> None:
+    project.source("pages", project.spark.createDataFrame(rows, PAGES))
+
+
+def counts(project: DbtProject, name: str) -> tuple[int, int]:
+    """Return how many rows are published and how many rejected."""
+    return project.table(name).count(), project.table(f"{name}__rejects").count()
+
+
+def issues(project: DbtProject, name: str) -> list[tuple[str, str, str | None]]:
+    """Return run, audit and issue of each issue on record."""
+    rows = project.table(f"{name}__audit_results").where("issue is not null")
+    return sorted((row.run, row.audit, row.issue) for row in rows.collect())
+
+
+def versions(project: DbtProject, name: str) -> int:
+    return len(project.history(name))
+
+
+# Outcome: dispatch ----
+
+
+def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> None:
+    """100 rows with 25 invalid give 75 + 25; with 26 nothing new is published and 100 are rejected."""
+    lines(project, valid=75, invalid=25)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (75, 25)
+    published = project.table("batches")
+    assert {row.page for row in published.collect()} == {"null"}  # the text is no missing value
+    rejects = project.table("batches__rejects")
+    assert {tuple(row.rejected_by) for row in rejects.collect()} == {("required",)}
+    assert rejects.where("payload = 'garbage 20' and user_id is null").count() == 1  # the raw line survives
+
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (75, 25)  # a rerun doubles nothing
+    assert project.table("batches__audit_results").count() == 2
+
+    before = versions(project, "batches")
+    lines(project, valid=74, invalid=26)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (75, 100)
+    assert versions(project, "batches") == before  # readers still have the rows of the run before
+    assert project.table("batches__rejects").where("array_contains(rejected_by, 'required')").count() == 100
+
+
+def test_dispatch_by_the_number_of_rows(make_project: Callable[..., DbtProject]) -> None:
+    """0 and 10,000 rows are rejected as a batch, 9,999 pass; the first run still leaves a table to refer to."""
+    project = make_project({name: FILES[name] for name in ("models/batches.sql", "models/properties.yml")})
+    lines(project, valid=10_000, invalid=0)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (0, 10_000)
+    lines(project, valid=9_999, invalid=0)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (9_999, 0)
+    lines(project, valid=0, invalid=0)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (9_999, 0)
+
+
+# Outcome: fail ----
+
+
+def test_failures_are_named_together_and_nothing_is_published(project: DbtProject) -> None:
+    pages(project, ("u1", "home"), ("u2", "about"))
+    project.run("run", "--select", "strict")
+    pages(project, ("u1", None), (None, None), ("u3", "home"))
+    message = project.fails("run", "--select", "strict")
+    assert "nothing was published to" in message
+    assert "the share of rows with NULL in user_id is 0.3333 (1 of 3), allowed at most 0" in message
+    assert "the share of rows with NULL in page is 0.6667 (2 of 3), allowed at most 0.4" in message
+    assert "pages" not in re.findall(r"Audit '(\w+)'", message)
+    assert_rows(project.table("strict"), [("u1", "home"), ("u2", "about")])
+    assert_rows(
+        project.table("strict__audit_results").select("audit", "issue"),
+        [("user_known", None), ("page_known", None), ("pages", None)],
+    )
+    pages(project, ("u3", "home"))
+    project.run("run", "--select", "strict")
+    assert_rows(project.table("strict"), [("u3", "home")])
+
+
+def test_an_input_audit_blames_the_provider(project: DbtProject) -> None:
+    """All problems of the input in one error, before anything is staged."""
+    pages(project, ("u1", "home"))
+    message = project.fails("run", "--select", "with_input_audit")
+    assert "was not built, its input failed 3 audits" in message
+    assert "pages has 1 rows, allowed at least 100" in message
+    assert re.search(r"pages has \d+ bytes, allowed at least 1000000", message)
+    assert "pages lacks the columns ip, login" in message
+    assert not project.spark.catalog.tableExists(f"{project.schema}.with_input_audit")
+
+
+# Periods, change against history, annotation ----
+
+
+def test_change_against_history(project: DbtProject) -> None:
+    """-50 % blocks, +300 % is published with one summary row, and a stricter reader refuses it."""
+    statistics(project, (JULY_1, "a", 1000), (JULY_2, "a", 990), (JULY_3, "a", 1010))
+    project.run("run", "--select", "daily")
+    assert issues(project, "daily") == []
+
+    statistics(project, (JULY_4, "a", 500))
+    message = project.fails("run", "--select", "daily")
+    assert (
+        "Audit 'drop' (fail, 2024-07-04): the change of sum(visitors) is -0.5 (500.0 after 1000.0)" in message
+    )
+    assert project.table("daily").count() == 3
+
+    before = project.history("daily")[0]["version"]
+    statistics(project, (JULY_4, "a", 4000))
+    project.run("run", "--select", "daily")
+    assert project.history("daily")[0]["version"] == before + 1
+    (summary,) = project.table("daily__audit_results").where("issue is not null").collect()
+    assert (summary.dataset, summary.run, summary.audit) == (f"{project.schema}.daily", "2024-07-04", "surge")
+    assert (summary.measured, summary.threshold, summary.format_version) == (3.0, "at most 2", 1)
+
+    message = project.fails("test", "--select", "daily")
+    assert project.statuses() == {"publisher_bound": "pass", "reader_bound": "fail", "unknown_audit": "fail"}
+    assert "reader_bound: fail: Got 1 result" in message
+
+
+def test_a_day_that_runs_again_replaces_itself_alone(project: DbtProject) -> None:
+    """Depends on no other test: no duplicates in final, rejects and summary, and other days' files untouched."""
+    statistics(project, (JULY_1, "a", 10), (JULY_2, "a", 10), (JULY_2, None, 1))
+    project.run("run", "--full-refresh", "--select", "daily")
+    untouched = files(project, "daily", JULY_1)
+    for _ in range(2):
+        statistics(project, (JULY_2, "a", 9), (JULY_2, "b", 2), (JULY_2, None, 1))
+        project.run("run", "--select", "daily")
+        assert_rows(project.table("daily"), [(JULY_1, "a", 10), (JULY_2, "a", 9), (JULY_2, "b", 2)])
+        assert_rows(project.table("daily__rejects"), [(JULY_2, None, 1, "2024-07-02", ("site_known",))])
+        assert project.table("daily__audit_results").count() == 8  # two days with four audits
+    assert files(project, "daily", JULY_1) == untouched
+    statistics(project, (JULY_2, "a", 9))
+    project.run("run", "--select", "daily")
+    assert counts(project, "daily") == (2, 0)
+
+
+def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtProject) -> None:
+    statistics(project, (JULY_1, "a", 10), (JULY_2, "a", 10))
+    project.run("run", "--full-refresh", "--select", "daily")
+    statistics(project, (JULY_1, "a", 11), (JULY_2, None, 7), (JULY_2, None, 8), (JULY_2, "a", 9))
+    project.run("run", "--select", "daily")
+    assert_rows(project.table("daily"), [(JULY_1, "a", 11), (JULY_2, "a", 10)])
+    assert project.table("daily__rejects").where(f"day = '{JULY_2}'").count() == 3
+
+
+def test_nothing_staged_changes_nothing(project: DbtProject) -> None:
+    statistics(project, (JULY_1, "a", 10))
+    project.run("run", "--full-refresh", "--select", "daily")
+    before = versions(project, "daily")
+    statistics(project)
+    project.run("run", "--select", "daily")
+    assert versions(project, "daily") == before
+
+
+def test_a_row_without_period_fails_the_run(project: DbtProject) -> None:
+    statistics(project, (JULY_1, "a", 10))
+    project.run("run", "--full-refresh", "--select", "daily")
+    statistics(project, (None, "a", 1), (JULY_2, "a", 10))
+    message = project.fails("run", "--select", "daily")
+    assert message.count("1 rows have NULL in the period column day") == 1
+    assert_rows(project.table("daily"), [(JULY_1, "a", 10)])
+
+
+def test_a_new_column_reaches_table_and_rejects(project: DbtProject) -> None:
+    statistics(project, (JULY_1, "a", 10), (JULY_1, None, 1))
+    project.run("run", "--full-refresh", "--select", "daily")
+    project.source(
+        "statistics",
+        project.spark.sql(
+            "select date '2024-07-02' as day, site, 10L as visitors, 'x' as extra from values ('a'), (null) as t (site)"
+        ),
+    )
+    project.run("run", "--select", "daily")
+    assert_rows(project.table("daily"), [(JULY_1, "a", 10, None), (JULY_2, "a", 10, "x")])
+    assert_rows(project.table("daily__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
+
+
+def test_companion_tables_survive_a_lost_metastore(project: DbtProject) -> None:
+    statistics(project, (JULY_1, "a", 10), (JULY_1, None, 1))
+    project.run("run", "--full-refresh", "--select", "daily")
+    before = versions(project, "daily__audit_results")
+    for name in ("daily__rejects", "daily__audit_results"):
+        project.spark.sql(f"drop table {project.schema}.{name}")
+    statistics(project, (JULY_2, "a", 10))
+    project.run("run", "--select", "daily")
+    assert counts(project, "daily") == (2, 1)
+    assert versions(project, "daily__audit_results") == before + 1
+
+
+def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProject) -> None:
+    """[2 July, 4 July): a day that is gone from the source is audited as empty; severity error ends the node."""
+    window = "day date, visitors long"
+    spark = project.spark
+    project.source("window", spark.createDataFrame([(JULY_2, 20), (JULY_3, 30)], window))
+    project.run("run", "--select", "windowed")
+    project.source("window", spark.createDataFrame([(JULY_3, 31)], window))
+    message = project.fails("run", "--select", "windowed")
+    assert "was published, but an audit of severity error has an issue" in message
+    assert "Audit 'rows' (annotate, 2024-07-02): the number of rows is 0, allowed at least 1" in message
+    assert_rows(project.table("windowed"), [(JULY_3, 31)])
+    assert [run for run, _, _ in issues(project, "windowed")] == ["2024-07-02"]
+
+    project.source("window", spark.createDataFrame([(JULY_3, 32), (JULY_4, 40)], window))
+    message = project.fails("run", "--select", "windowed")
+    assert "1 rows have day 2024-07-04, outside" in message
+    assert_rows(project.table("windowed"), [(JULY_3, 31)])
+
+    project.source("window", spark.createDataFrame([], window))
+    assert "Audit 'rows' (annotate, 2024-07-03)" in project.fails("run", "--select", "windowed")
+    assert project.table("windowed").count() == 0
+    assert "Audit 'rows' (annotate, 2024-07-02)" in project.fails("run", "--select", "windowed")
+
+
+# Staging ----
+
+
+def test_staging_is_never_among_the_readers_tables(project: DbtProject) -> None:
+    pages(project, ("u1", "home"))
+    project.run("run", "--select", "strict")
+    pages(project, (None, None))
+    project.fails("run", "--select", "strict")
+    spark = project.spark
+    assert f"{project.schema}__staging" in {row[0] for row in spark.sql("show schemas").collect()}
+    assert spark.sql(f"show tables in {project.schema}__staging").collect() == []
+    named = {row.tableName for row in spark.sql(f"show tables in {project.schema} like '*stag*'").collect()}
+    assert named == set()
+
+
+@pytest.mark.kill
+def test_a_killed_run_leaves_the_published_version(project: DbtProject, tmp_path: Path) -> None:
+    """Killed while it publishes, after rejects and results were written: the next run repairs all three."""
+    lines(project, valid=3, invalid=1)
+    project.run("run", "--select", "batches")
+    before = versions(project, "batches")
+    lines(project, valid=40, invalid=10)
+    location = project.location / "batches"
+    state = run_and_kill(
+        [
+            sys.executable,
+            "-m",
+            "tests.patterns.quality.run_dbt",
+            str(project.root),
+            project.schema,
+            "batches",
+        ],
+        location,
+        TableState.DATA_WITHOUT_LOG,
+        env={"PYTHONPATH": str(REPOSITORY), "LAKEHOUSE_ROOT": str(project.location)},
+    )
+    assert state is TableState.DATA_WITHOUT_LOG
+    assert versions(project, "batches") == before
+    assert project.table("batches").count() == 3
+    staging = project.root / "warehouse" / f"{project.schema}__staging.db" / "batches"
+    assert staging.is_dir()  # what the dead run left
+
+    assert run_dbt(project, "batches").returncode == 0
+    assert not staging.exists()
+    assert counts(project, "batches") == (40, 10)
+    assert project.table("batches__audit_results").count() == 2
+
+
+def run_dbt(project: DbtProject, selected: str) -> subprocess.CompletedProcess[bytes]:
+    """Run dbt in a process of its own, on a new in-memory metastore."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.patterns.quality.run_dbt",
+        str(project.root),
+        project.schema,
+        selected,
+    ]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True)
+
+
+def test_rows_staged_by_another_run_are_not_published(spark: SparkSession, render: MacroRenderer) -> None:
+    spark.sql(
+        "create or replace table staged_elsewhere using delta "
+        "tblproperties ('lakehouse_patterns.staged_by' = 'another invocation') as select 1 as one"
+    )
+    with pytest.raises(DbtRuntimeError, match="another run of the model staged its rows meanwhile"):
+        render("_awap_require_own_staging", staging="staged_elsewhere")
+
+
+# The audit's SQL, without dbt ----
+
+
+def options(*audits: dict[str, Any], period: str | None = None) -> dict[str, Any]:
+    return {"audits": list(audits), "period": period, "history": 3}
+
+
+def audited(
+    spark: SparkSession, render: MacroRenderer, given: dict[str, Any], rows: DataFrame, **scope: Any
+) -> DataFrame:
+    """Return the audit query over these staged rows."""
+    given = given | {"audits": [render("_awap_audit", given=audit) for audit in given["audits"]]}
+    rows.createOrReplaceTempView("awap_staged")
+    default = {"staging": "awap_staged", "period": given["period"], "run": "2024-07-01", "interval": None}
+    return spark.sql(
+        render("_awap_audit_sql", options=given, scope=default | {"target": None, "results": {}} | scope)
+    )
+
+
+ALL_TYPES = [
+    {"name": "rows", "type": "row_count", "min": 1},
+    {"name": "nulls", "type": "null_share", "column": "site", "max": 0.5},
+    {"name": "valid", "type": "record", "valid_when": "visitors > 0"},
+    {"name": "sites", "type": "measure", "expression": "count(distinct site)", "min": 1},
+    {"name": "visitors", "type": "change", "expression": "sum(visitors)", "min": -0.5},
+]
+
+
+def test_every_audit_comes_from_one_scan(
+    spark: SparkSession, render: MacroRenderer, tmp_path: Path, ansi_modes: str
+) -> None:
+    rows = spark.createDataFrame([(JULY_1, "a", 3), (JULY_1, None, 0), (JULY_2, "b", None)], STATISTICS)
+    rows.write.format("delta").save(str(tmp_path / "staged"))
+    staged = spark.read.format("delta").load(str(tmp_path / "staged"))
+    found = audited(spark, render, options(*ALL_TYPES, period="day"), staged)
+    values = found.selectExpr(
+        "get_json_object(measured, '$.run') as run",
+        "get_json_object(measured, '$.audit') as audit",
+        "get_json_object(measured, '$.value') as value",
+    )
+    assert_rows(
+        values,
+        [
+            ("2024-07-01", "rows", "2.0"), ("2024-07-02", "rows", "1.0"),
+            ("2024-07-01", "nulls", "1.0"), ("2024-07-02", "nulls", "0.0"),
+            ("2024-07-01", "valid", "1.0"), ("2024-07-02", "valid", "1.0"),
+            ("2024-07-01", "sites", "1.0"), ("2024-07-02", "sites", "1.0"),
+            ("2024-07-01", "visitors", "3.0"), ("2024-07-02", "visitors", None),
+        ],
+    )  # fmt: skip
+    assert found._jdf.queryExecution().executedPlan().toString().count("FileScan") == 1
+
+
+def test_the_baseline_is_the_median_of_earlier_periods(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    """Three periods back, earlier staged ones included; a period that is staged again forgets its old value."""
+    spark.createDataFrame(
+        [("2024-07-01", "visitors", 10.0), ("2024-07-02", "visitors", 1000.0), ("2024-07-03", "visitors", 14.0),
+         ("2024-07-04", "visitors", 999.0), ("2024-07-03", "other audit", 5.0)],
+        "run string, audit string, value double",
+    ).createOrReplaceTempView("awap_results")  # fmt: skip
+    staged = spark.createDataFrame([(JULY_1, "a", 20), (JULY_4, "a", 7), (JULY_5, "a", 8)], STATISTICS)
+    given = options(ALL_TYPES[-1], period="day")
+    results = {"relation": "awap_results", "columns": ["run"]}
+    found = audited(spark, render, given, staged, results=results)
+    baselines = found.selectExpr(
+        "get_json_object(measured, '$.run') as run", "get_json_object(measured, '$.baseline') as baseline"
+    )
+    # 1 July: nothing before. 4 July: 20, 1000, 14. 5 July: 1000, 14, 7.
+    assert_rows(baselines, [("2024-07-01", None), ("2024-07-04", "20.0"), ("2024-07-05", "14.0")])
+
+
+@pytest.mark.parametrize(
+    ("audit", "row", "issue"),
+    [
+        (ALL_TYPES[0], {"value": 1}, None),
+        (ALL_TYPES[0], {"value": 0}, "the number of rows is 0, allowed at least 1"),
+        (ALL_TYPES[1], {"value": 2}, None),
+        (ALL_TYPES[1], {"value": 3}, "the share of rows with NULL in site is 0.75 (3 of 4), allowed at most 0.5"),
+        (ALL_TYPES[2], {"value": 1},
+         "the share of rows that do not hold visitors > 0 is 0.25 (1 of 4), allowed at most 0"),
+        (ALL_TYPES[3], {"value": None}, "count(distinct site) is NULL, allowed at least 1"),
+        (ALL_TYPES[4], {"value": 5.0}, None),  # no history yet
+        (ALL_TYPES[4], {"value": 5.0, "baseline": 10.0}, None),  # bounds are inclusive
+        (ALL_TYPES[4], {"value": 4.0, "baseline": 10.0},
+         "the change of sum(visitors) is -0.6 (4.0 after 10.0), allowed at least -0.5"),
+        (ALL_TYPES[4], {"value": None, "baseline": 10.0},
+         "the change of sum(visitors) is NULL (None after 10.0), allowed at least -0.5"),
+    ],
+)  # fmt: skip
+def test_judgement(
+    render: MacroRenderer, audit: dict[str, Any], row: dict[str, Any], issue: str | None
+) -> None:
+    judged = render(
+        "_awap_judge", audit=render("_awap_audit", given=audit), row={"run": "r", "row_count": 4} | row
+    )
+    assert judged["issue"] == issue
+
+
+@pytest.mark.parametrize(
+    ("audit", "message"),
+    [
+        ({"type": "row_count", "min": 1}, "each audit of awap needs a name"),
+        ({"name": "a", "type": "volume"},
+         "type of audit 'a' must be one of row_count, null_share, record, measure, change"),
+        ({"name": "a", "type": "row_count", "column": "x", "min": 1}, "audit 'a' has no option 'column'"),
+        ({"name": "a", "type": "null_share", "max": 1}, "audit 'a' of type null_share needs column"),
+        ({"name": "a", "type": "row_count"}, "audit 'a' needs a bound: min, max or both"),
+        ({"name": "a", "type": "row_count", "min": 1, "outcome": "drop"}, "must be one of fail, dispatch, annotate"),
+        ({"name": "a", "type": "row_count", "min": 1, "severity": "warn"}, "so its severity is error, got warn"),
+        ({"name": "a", "type": "record", "valid_when": "x", "outcome": "dispatch"}, "needs max_invalid_share"),
+    ],
+)  # fmt: skip
+def test_wrong_audits_are_refused(render: MacroRenderer, audit: dict[str, Any], message: str) -> None:
+    with pytest.raises(DbtRuntimeError, match=re.escape(message)):
+        render("_awap_audit", given=audit)
+
+
+def test_snippet_of_the_page(make_project: Callable[..., DbtProject]) -> None:
+    test = "tests/patterns/quality/test_audit_write_audit_publish.py::test_snippet_of_the_page"
+    sources = "version: 2\nsources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: visits}]}]"
+    project = make_project(
+        {"models/visit_statistics.sql": snippet(PAGE, test), "models/sources.yml": sources}
+    )
+    visits = "select timestamp '2024-07-01 10:00:00' as event_time, 'u' || id as user_id from range(3)"
+    project.source("visits", project.spark.sql(visits))
+    project.run("build")
+    assert_rows(project.table("visit_statistics"), [(JULY_1, 3, 3)])
+
+
+# Audit 1 of files ----
+
+
+def write(folder: Path, **contents: bytes) -> str:
+    folder.mkdir()
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_bytes(content)
+    return str(folder)
+
+
+def test_all_problems_of_a_file_in_one_error(spark: SparkSession, tmp_path: Path) -> None:
+    """10 bytes, one line, no JSON."""
+    path = write(tmp_path / "landing", bad=b"not json!!")
+    with pytest.raises(DataRefused) as refused:
+        run(spark, Parameters(path, min_bytes=100, min_lines=2))
+    message = str(refused.value)
+    assert message.startswith("1 of 1 files failed the audit: file://")
+    assert message.endswith(
+        "bad.json: 10 bytes, allowed at least 100; 1 lines, allowed at least 2; line 1 is not one JSON object"
+    )
+
+
+def test_a_good_delivery_is_reported(spark: SparkSession, tmp_path: Path) -> None:
+    path = write(tmp_path / "landing", a=b'{"a": 1}\n{"a": 2}\n', b=b'{"a": 3}')
+    assert run(spark, Parameters(path, min_lines=1)) == {"files": 2, "bytes": 26, "lines": 3}
+
+
+@pytest.mark.parametrize("line", [b"[1]", b'{"a": 1', b'{"a": 1} {"b": 2}', b"null", b"\x1f\x8b\x08\x00"])
+def test_the_first_invalid_line_has_its_number(spark: SparkSession, tmp_path: Path, line: bytes) -> None:
+    path = write(tmp_path / "landing", good=b'{"a": 1}', bad=b'{"a": 1}\n{"a": 2}\n' + line + b"\nalso bad")
+    with pytest.raises(DataRefused, match=r"1 of 2 files .*bad.json: line 3 is not one JSON object"):
+        run(spark, Parameters(path))
+
+
+def test_line_numbers_across_blocks(spark: SparkSession, tmp_path: Path, blocks: Iterable[None]) -> None:
+    """A file that Spark reads in many tasks has its lines counted from its beginning."""
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{number}\n" for number in range(1, 2001)))
+    lines = spark.read.text(str(path))
+    assert lines.rdd.getNumPartitions() > 3
+    (row,) = line_facts(lines, lines["value"].isin("1777", "1999")).collect()
+    assert (row.lines, row.header, row.first_invalid_line) == (2000, "1", 1777)
+
+
+@pytest.fixture
+def blocks(spark: SparkSession) -> Iterable[None]:
+    """Let Spark cut files into blocks of 1 KB."""
+    names = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+    for name in names:
+        spark.conf.set(name, "1024")
+    yield
+    for name in names:
+        spark.conf.unset(name)
+
+
+def test_an_empty_file_and_a_wrong_header(spark: SparkSession, tmp_path: Path) -> None:
+    path = write(tmp_path / "landing", empty=b"", header=b'visit_id;"user_id";page\n1;2;3\n')
+    parameters = Parameters(path, "csv", min_lines=1, columns=["user_id", "ip", "login"], delimiter=";")
+    with pytest.raises(DataRefused) as refused:
+        run(spark, parameters)
+    message = str(refused.value)
+    assert (
+        "empty.json: 0 bytes, allowed at least 1; 0 lines, allowed at least 1; the header lacks user_id"
+        in message
+    )
+    assert "header.json: the header lacks ip, login" in message
+
+
+def test_no_file_is_not_ready(spark: SparkSession, tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(NotReady, match="there is no file at"):
+            run(spark, Parameters(str(path)))
+
+
+def test_wrong_use_of_the_file_audit() -> None:
+    with pytest.raises(WrongUse, match="columns are those of a CSV header"):
+        Parameters("x", columns=["a"])
+    with pytest.raises(WrongUse, match="must not be negative, got -1"):
+        Parameters("x", min_bytes=-1)
+
+
+def files(project: DbtProject, name: str, day: dt.date) -> set[str]:
+    """Return the data files that hold a day's published rows."""
+    rows = project.table(name).where(f"day = date '{day}'").select("_metadata.file_path").distinct()
+    return {row.file_path for row in rows.collect()}
