@@ -184,7 +184,7 @@ def machine() -> dict[str, Any]:
         "processor": models[0] if models else platform.machine(),
         "load_before": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "java": java.stderr.splitlines()[0].split('"')[1],
+        "java": java.stderr.split('version "')[1].split('"')[0],
         **{package: importlib.metadata.version(package) for package in PACKAGES},
     }
 
