@@ -6,10 +6,16 @@ import argparse
 import importlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import filelock
 
 from benchmarks import page
 from benchmarks.harness import RESULTS, run_benchmark, write_result
+
+# Two benchmarks at once would measure each other.
+ONE_AT_A_TIME = Path(tempfile.gettempdir()) / "lakehouse-benchmarks.lock"
 
 OWN_MODULES = {"__init__", "__main__", "hand_written_main_job", "harness", "page"}
 
@@ -56,7 +62,10 @@ def main() -> int:
         return max(codes, default=0)
 
     (name,) = arguments.names
-    result = run_benchmark(name, importlib.import_module(f"benchmarks.{name}").comparisons, arguments.scale)
+    with filelock.FileLock(ONE_AT_A_TIME):
+        result = 
+            name, importlib.import_module(f"benchmarks.{name}").comparisons, arguments.scale
+        )
     path = write_result(result, output)
     print(page.section(result))
     print(f"written to {path}")
