@@ -308,26 +308,31 @@ def loaded(spark: SparkSession, parameters: Parameters) -> Loaded:
     # can only be too new, never too old.
     run = transaction_version(spark, parameters.target, APP_ID) or 0
     _complete_ledger(spark, parameters, run)
-    ledger = read_table(spark, parameters.ledger)
-    newest = ledger.agg(F.unix_micros(F.max("ingested_at"))).collect()[0][0]
-    if parameters.window is not None:
-        first, end = (_ordinal(b.date(), b.hour) for b in (parameters.window.start, parameters.window.end))
-        ledger = ledger.where(
-            F.col("load_id").between(first * LOADS_PER_PARTITION, end * LOADS_PER_PARTITION - 1)
-        )
-    identity = F.struct("file_size", F.unix_millis("file_modified_at").alias("modified_at"))
-    rows = ledger.groupBy("file_path").agg(
-        F.max_by(identity, "load_id").alias("identity"),
+    rows = _newest_by_file(read_table(spark, parameters.ledger), parameters.window).collect()
+    files, load_ids = {}, dict[int, int]()
+    for row in rows:
+        if row.file_path is not None:
+            files[row.file_path] = (row.file_size, row.modified_at)
+            ordinal = _ordinal(row.date, row.hour)
+            load_ids[ordinal] = max(row.load_id, load_ids.get(ordinal, 0))
+    return Loaded(run, max((row.ingested_at for row in rows), default=0), files, load_ids)
+
+
+def _newest_by_file(ledger: DataFrame, window: Interval | None) -> DataFrame:
+    """Return each file of the window as last loaded, and one row without a file for all the rest."""
+    file_path = F.col("file_path")
+    if window is not None:
+        first, end = (_ordinal(bound.date(), bound.hour) for bound in (window.start, window.end))
+        of_window = F.col("load_id").between(first * LOADS_PER_PARTITION, end * LOADS_PER_PARTITION - 1)
+        file_path = F.when(of_window, file_path)
+    return ledger.groupBy(file_path.alias("file_path")).agg(
+        F.max_by("file_size", "load_id").alias("file_size"),
+        F.max_by(F.unix_millis("file_modified_at"), "load_id").alias("modified_at"),
         F.max("load_id").alias("load_id"),
         F.any_value("date").alias("date"),
         F.any_value("hour").alias("hour"),
+        F.unix_micros(F.max("ingested_at")).alias("ingested_at"),
     )
-    files, load_ids = {}, dict[int, int]()
-    for row in rows.collect():
-        files[row.file_path] = tuple(row.identity)
-        ordinal = _ordinal(row.date, row.hour)
-        load_ids[ordinal] = max(row.load_id, load_ids.get(ordinal, 0))
-    return Loaded(run, newest or 0, files, load_ids)
 
 
 def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> None:
