@@ -142,9 +142,11 @@
         'incomplete': {
             'relation': this,
             'types': types,
+            'partitions': [],
             'key': key_names,
             'nullable_key': [],
             'sequence': [options.changed_at],
+            'is_deleted': none,
             'on_null_key': on_null_key
         }
     }) }}
@@ -180,8 +182,9 @@
     {%- do expected.update(history.key) -%}
     {%- do expected.update(attributes) -%}
     {%- for name, dtype in expected.items() if name in stored -%}
+        {#- `describe` cuts long struct types short. -#}
         {%- do lakehouse_patterns.require(
-            dtype == stored[name],
+            dtype == stored[name] or ' more fields' in dtype,
             "column '" ~ name ~ "' is a " ~ stored[name] ~ ' in ' ~ target ~ ', the model gives a ' ~ dtype ~ refresh
         ) -%}
     {%- endfor -%}
@@ -286,6 +289,10 @@
     {%- set rank = (sequence + ['is_deleted', 'tracked'] + untracked) | join(', ') -%}
     {%- set deleted = 'coalesce(' ~ adapter.quote(history.is_deleted) ~ ', false)' if history.is_deleted else 'false' -%}
     {%- set incomplete = lakehouse_patterns._merger_incomplete(history.incomplete, 'batch') -%}
+    {%- set advice = {
+        'fail': 'correct the source, or set such changes aside with on_null_key: quarantine',
+        'quarantine': 'it came while others were being quarantined, run the model again'
+    } -%}
     {%- set stored_tracked = lakehouse_patterns._scd2_attributes(history, history.tracked, 'stored.') -%}
 with arrived as (
     select
@@ -298,7 +305,11 @@ with arrived as (
         {%- endif %}
         {#- In a column that nothing filters on, or the optimizer would ask before quarantined rows are left out. #}
         case
-            when {{ incomplete }} then {{ lakehouse_patterns._merger_refusal(history.incomplete, 'batch') }}
+            when {{ incomplete }} then raise_error(concat(
+                'lakehouse_patterns: the batch of {{ history.incomplete.relation }} has a change with NULL in ',
+                {{ lakehouse_patterns._merger_null_columns(history.incomplete, 'batch') }},
+                '; {{ advice[history.incomplete.on_null_key] }}'
+            ))
             else {{ deleted }}
         end as is_deleted,
         if({{ deleted }}, null, {{ lakehouse_patterns._scd2_attributes(history, history.tracked) }}) as tracked,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from dbt_common.exceptions import DbtRuntimeError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.dbt_project import REPOSITORY, DbtProject
@@ -211,6 +213,42 @@ def test_a_killed_merge_leaves_the_old_table_and_its_rerun_the_new_one(
     assert_rows(read(spark, path).drop("changes"), expected_versions(feed))
 
 
+def test_two_batches_at_once_never_break_a_history(
+    spark: SparkSession, render: MacroRenderer, tmp_path: Path
+) -> None:
+    """Both add the first change of a key: without Delta's conflict both would leave an open version."""
+    path, feed = str(tmp_path / "t"), []
+    create(spark, render, path, [])
+    statement = render("_scd2_merge", history=HISTORY, batch="one_of_two", target=f"delta.`{path}`")
+
+    def run(batch: list[tuple[Any, ...]], start: threading.Barrier, refused: list[Any]) -> None:
+        session = spark.newSession()
+        session.createDataFrame(batch, FEED).createOrReplaceTempView("one_of_two")
+        start.wait()
+        try:
+            session.sql(statement)
+        except PySparkException as error:
+            refused.append((batch, str(error)))
+
+    for attempt in range(5):
+        key, refused = (f"u{attempt}", 1), []
+        batches = [[(*key, "basic", 1, 1, day(1), 1, False)], [(*key, "trial", 1, 1, day(5), 1, False)]]
+        start = threading.Barrier(2)
+        threads = [threading.Thread(target=run, args=(batch, start, refused)) for batch in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all("DELTA_CONCURRENT" in error for _, error in refused)
+        for batch, _ in refused:
+            merge(spark, render, path, batch)
+        feed += batches[0] + batches[1]
+        assert_rows(read(spark, path).drop("changes"), expected_versions(feed))
+        if refused:
+            return
+    pytest.fail("no conflict in five attempts: the test proves nothing")
+
+
 NULL_KEY = ("u1", None, "basic", 1, 1, day(1), 1, False)
 NO_TIME = ("u1", 1, "basic", 1, 1, None, 1, False)
 
@@ -221,7 +259,7 @@ def test_a_change_without_key_or_time_is_refused(
 ) -> None:
     spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
     sentence = (
-        f"the batch of user_versions has a row with NULL in {columns}; correct the source, or set such rows"
+        f"the batch of user_versions has a change with NULL in {columns}; correct the source, or set such"
     )
     with pytest.raises(Exception, match=sentence):
         spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
@@ -230,7 +268,7 @@ def test_a_change_without_key_or_time_is_refused(
 def test_a_refused_batch_writes_nothing(spark: SparkSession, render: MacroRenderer, tmp_path: Path) -> None:
     good, path = ("u2", 1, "basic", 1, 1, day(1), 1, False), str(tmp_path / "t")
     create(spark, render, path, [])
-    with pytest.raises(Exception, match="the batch of user_versions has a row with NULL in tenant"):
+    with pytest.raises(Exception, match="the batch of user_versions has a change with NULL in tenant"):
         merge(spark, render, path, [good, NULL_KEY])
     assert version(spark, path) == 0
     merge(spark, render, path, [good])
@@ -488,7 +526,7 @@ REFUSED = {
     ),
     "null_time": (
         scd2_model("bad_changes"),
-        "null_time has a row with NULL in at; correct the source, or set such",
+        "null_time has a change with NULL in at; correct the source, or set such",
     ),
     "foreign_table": (
         scd2_model("bad_changes"),
