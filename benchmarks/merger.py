@@ -101,6 +101,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         "sequence": ["load_id"],
         "deletes": "none",
         "is_deleted": None,
+        "partitions": ["day"],
         "prune_by": ["day"],
     }
 

@@ -54,6 +54,31 @@
 {% endmacro %}
 
 
+{% macro _merger_require_dispatch() %}
+    {#-
+        The package's on-run-start hook. In a project without our `dispatch`, or with an override of its own, dbt never
+        comes here and would ignore the options without a word.
+    -#}
+    {%- if execute -%}
+        {%- for node in graph.nodes.values()
+            if ((node.config.get('meta') or {}).get('lakehouse_patterns') or {}).get('merger') is not none -%}
+            {#- dbt reads the names of dispatched macros without running anything: they must be literals. -#}
+            {%- for name, found in [
+                ('get_merge_sql', adapter.dispatch('get_merge_sql', 'dbt')),
+                ('create_table_as', adapter.dispatch('create_table_as', 'dbt'))
+            ] -%}
+                {%- set package = found.macro.package_name -%}
+                {%- do lakehouse_patterns.require(
+                    package == 'lakehouse_patterns',
+                    node.name ~ " has options under meta.lakehouse_patterns.merger, but " ~ name ~ " comes from "
+                    ~ package ~ ": dispatch in dbt_project.yml must name lakehouse_patterns before dbt"
+                ) -%}
+            {%- endfor -%}
+        {%- endfor -%}
+    {%- endif -%}
+{% endmacro %}
+
+
 {#- Options -#}
 
 {% macro _merger_require_model(language) %}
@@ -82,6 +107,7 @@
     {%- set merger = {
         'relation': relation,
         'types': {},
+        'partitions': partitions,
         'key': key,
         'nullable_key': lakehouse_patterns.as_list(options.get('nullable_key')),
         'on_null_key': options.get('on_null_key', 'fail'),
@@ -99,6 +125,10 @@
     ) -%}
     {%- do lakehouse_patterns.require_one_of('deletes', merger.deletes, ['none', 'soft', 'hard']) -%}
     {%- do lakehouse_patterns.require_one_of('on_null_key', merger.on_null_key, ['fail', 'quarantine']) -%}
+    {%- do lakehouse_patterns.require(
+        merger.on_null_key == 'fail' or lakehouse_patterns._merger_required(merger),
+        'on_null_key: quarantine has nothing to set aside: every key column is under nullable_key, no sequence is given'
+    ) -%}
     {%- do lakehouse_patterns.require(
         (merger.deletes == 'none') == (merger.is_deleted is none),
         "deletes: soft and deletes: hard need is_deleted, and is_deleted needs one of them; got deletes: "
@@ -187,48 +217,110 @@
 {% endmacro %}
 
 
-{% macro _merger_latest(merger, batch) %}
+{% macro _merger_rows(merger, batch) %}
     {#-
-        The batch's newest row of each key; a NULL flag means "not deleted". Ties are broken by all other columns
-        (a deletion first), so that the order in which rows are read decides nothing. A row without a sequence comes
-        first: it must be refused, not lost behind its siblings.
+        The batch as the target will hold it: a NULL flag means "not deleted", and Delta stores an empty text in a
+        partition column as NULL, which a later merge would not recognise as the same key.
     -#}
-    {%- set order = [] -%}
-    {%- for name in lakehouse_patterns._merger_names(merger.sequence) -%}
-        {%- do order.append(name ~ ' desc nulls first') -%}
-    {%- endfor -%}
+    (
+        select
+            {%- for name, type in merger.types.items() %}
+            {%- set quoted = adapter.quote(name) %}
+            {% if name == merger.is_deleted -%}
+                coalesce({{ quoted }}, false) as {{ quoted }}
+            {%- elif type == 'string' and name in merger.partitions -%}
+                nullif({{ quoted }}, '') as {{ quoted }}
+            {%- else -%}
+                {{ quoted }}
+            {%- endif %}
+            {{- ',' if not loop.last }}
+            {%- endfor %}
+        from {{ batch }}
+    )
+{%- endmacro %}
+
+
+{% macro _merger_latest(merger, batch, partition_values={}) %}
+    {#-
+        The batch's newest row of each key. Ties are broken by all other columns (a deletion first), so that the
+        order in which rows are read decides nothing.
+
+        The checks sit in the key, below everything else: no plan can spare them, drop the row before them, or lose
+        a row that its siblings hide.
+    -#}
+    {%- set order = lakehouse_patterns._merger_names(merger.sequence) -%}
     {%- if merger.is_deleted -%}
-        {%- do order.append('coalesce(' ~ adapter.quote(merger.is_deleted) ~ ', false) desc') -%}
+        {%- do order.append(adapter.quote(merger.is_deleted)) -%}
     {%- endif -%}
     {%- for name, type in merger.types.items() if name not in merger.key + merger.sequence + [merger.is_deleted] -%}
         {%- set quoted = adapter.quote(name) -%}
         {%- set sortable = 'map<' not in type and 'variant' not in type -%}
-        {%- do order.append((quoted if sortable else 'to_json(struct(' ~ quoted ~ '))') ~ ' desc') -%}
+        {%- do order.append(quoted if sortable else 'to_json(struct(' ~ quoted ~ '))') -%}
     {%- endfor -%}
+    {%- set key = lakehouse_patterns._merger_names(merger.key) -%}
     select {{ lakehouse_patterns._merger_names(merger.types) | join(', ') }}
     from (
         select
-            {%- for name in merger.types %}
-            {% if name == merger.is_deleted -%}
-                coalesce(batch.{{ adapter.quote(name) }}, false) as {{ adapter.quote(name) }},
-            {%- else -%}
-                batch.{{ adapter.quote(name) }},
-            {%- endif %}
-            {%- endfor %}
+            *,
             row_number() over (
-                partition by {{ lakehouse_patterns._merger_names(merger.key) | join(', ') }}
-                order by {{ (order or lakehouse_patterns._merger_names(merger.key)) | join(', ') }}
+                partition by {{ key | join(', ') }}
+                order by {{ (order or key) | join(' desc, ') }} desc
             ) as lakehouse_patterns_rank
-        from {{ batch }} as batch
-        {%- if merger.on_null_key == 'quarantine' %}
-        left anti join {{ lakehouse_patterns._merger_quarantine_table(merger) }} as quarantine
-            on quarantine.record_hash = case
-                when {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
-                    then sha2({{ lakehouse_patterns._merger_payload(merger, 'batch') }}, 256)
-            end
-        {%- endif %}
+        from (
+            select
+                {%- for name in merger.types %}
+                {% if name == merger.key[0] -%}
+                    {{ lakehouse_patterns._merger_checked_key(merger, 'batch', partition_values) }}
+                {%- else -%}
+                    batch.{{ adapter.quote(name) }}
+                {%- endif %} as {{ adapter.quote(name) }}
+                {{- ',' if not loop.last }}
+                {%- endfor %}
+            from {{ lakehouse_patterns._merger_rows(merger, batch) }} as batch
+            {%- if merger.on_null_key == 'quarantine' %}
+            left anti join {{ lakehouse_patterns._merger_quarantine_table(merger) }} as quarantine
+                on quarantine.record_hash = case
+                    when {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
+                        then sha2({{ lakehouse_patterns._merger_payload(merger, 'batch') }}, 256)
+                end
+            {%- endif %}
+        )
     )
     where lakehouse_patterns_rank = 1
+{%- endmacro %}
+
+
+{% macro _merger_checked_key(merger, alias, partition_values) %}
+    {#-
+        The first key column, or the end of the statement at an incomplete row and at a row that came after the
+        partitions were looked up: outside of them every row would be taken for a new key.
+    -#}
+    {%- set key = alias ~ '.' ~ adapter.quote(merger.key[0]) -%}
+    {%- set advice = {
+        'fail': 'correct the source, or set such rows aside with on_null_key: quarantine',
+        'quarantine': 'it came while the others were being quarantined, run the model again'
+    } -%}
+    {%- set required = lakehouse_patterns._merger_required(merger) -%}
+    {%- if required or partition_values -%}
+        case
+            {%- if required %}
+            when {{ lakehouse_patterns._merger_incomplete(merger, alias) }} then raise_error(concat(
+                'lakehouse_patterns: the batch of {{ merger.relation }} has a row with NULL in ',
+                {{ lakehouse_patterns._merger_null_columns(merger, alias) }},
+                '; {{ advice[merger.on_null_key] }}'
+            ))
+            {%- endif %}
+            {%- if partition_values %}
+            when not coalesce({{ lakehouse_patterns._merger_pruned(partition_values, alias) | join(' and ') }}, false)
+                then raise_error(
+                    'lakehouse_patterns: the source of {{ merger.relation }} changed while the model was running, run it again'
+                )
+            {%- endif %}
+            else {{ key }}
+        end
+    {%- else -%}
+        {{ key }}
+    {%- endif -%}
 {%- endmacro %}
 
 
@@ -257,39 +349,16 @@
 {% endmacro %}
 
 
-{% macro _merger_refusal(merger, alias) %}
-    {#- SQL that stops the statement at an incomplete row. -#}
-    {%- set advice = {
-        'fail': 'correct the source, or set such rows aside with on_null_key: quarantine',
-        'quarantine': 'it came while the others were being quarantined, run the model again'
-    } -%}
-    {{ return(
-        "raise_error(concat('lakehouse_patterns: the batch of " ~ merger.relation ~ " has a row with NULL in ', "
-        ~ lakehouse_patterns._merger_null_columns(merger, alias) ~ ", '; " ~ advice[merger.on_null_key] ~ "'))"
-    ) }}
-{% endmacro %}
-
-
 {% macro _merger_first_load(merger, batch) %}
-    {%- set incomplete = lakehouse_patterns._merger_incomplete(merger, 'latest') -%}
-    select
-        {%- for name in merger.types %}
-        {% if name == merger.key[0] -%}
-            case
-                when {{ incomplete }} then {{ lakehouse_patterns._merger_refusal(merger, 'latest') }}
-                else latest.{{ adapter.quote(name) }}
-            end as {{ adapter.quote(name) }}
-        {%- else -%}
-            latest.{{ adapter.quote(name) }}
-        {%- endif %}
-        {{- ',' if not loop.last }}
-        {%- endfor %}
-    from (
+    {%- if merger.deletes == 'hard' -%}
+        select *
+        from (
+            {{ lakehouse_patterns._merger_latest(merger, batch) }}
+        )
+        where not {{ adapter.quote(merger.is_deleted) }}
+    {%- else -%}
         {{ lakehouse_patterns._merger_latest(merger, batch) }}
-    ) as latest
-    {%- if merger.deletes == 'hard' %}
-    where not latest.{{ adapter.quote(merger.is_deleted) }} or {{ incomplete }}
-    {%- endif %}
+    {%- endif -%}
 {%- endmacro %}
 
 
@@ -345,7 +414,7 @@
                     select
                         {{ lakehouse_patterns._merger_payload(merger, 'batch') }} as payload,
                         concat('NULL in ', {{ lakehouse_patterns._merger_null_columns(merger, 'batch') }}) as error_message
-                    from {{ batch }} as batch
+                    from {{ lakehouse_patterns._merger_rows(merger, batch) }} as batch
                     where {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
                 )
                 group by payload, error_message
@@ -405,7 +474,7 @@
             count_if({{ name }} is null) as nulls_{{ loop.index }}
             {{- ',' if not loop.last }}
             {%- endfor %}
-        from {{ batch }}
+        from {{ lakehouse_patterns._merger_rows(merger, batch) }}
     )
 {% endmacro %}
 
@@ -468,29 +537,25 @@
 {% macro _merger_merge(merger, batch, target, columns, partition_values, incremental_predicates) %}
     {#-
         Stale rows leave the batch before the merge: Delta rewrites each file that holds a matched row, even when no
-        clause applies to it, and a rerun shall write nothing. `rand() < 1` is always true and makes the batch
-        nondeterministic for Delta, which then evaluates it once and keeps it; otherwise it would be evaluated for
-        finding the files and again for writing them.
+        clause applies to it, and a rerun shall write nothing.
 
-        A row outside of the partitions that were looked up came after the look-up. It would be taken for a new key.
+        `rand() < 1` is always true and makes the batch nondeterministic for Delta, which then evaluates it once, before
+        anything else, and keeps it; otherwise it would be evaluated for finding the files and again for writing them.
     -#}
     {%- set source, stored = 'DBT_INTERNAL_SOURCE', 'DBT_INTERNAL_DEST' -%}
-    {%- set incomplete = lakehouse_patterns._merger_incomplete(merger, source) -%}
     {%- set deleted = source ~ '.' ~ adapter.quote(merger.is_deleted) if merger.deletes == 'hard' -%}
     {%- set newer = ' and ' ~ lakehouse_patterns._merger_newer(merger, source, stored) if merger.sequence else '' -%}
-    {%- set refused_column = adapter.quote(merger.key[0]) -%}
     merge into {{ target }} as {{ stored }}
     using (
         select batch.*
         from (
-            {{ lakehouse_patterns._merger_latest(merger, batch) }}
+            {{ lakehouse_patterns._merger_latest(merger, batch, partition_values) }}
         ) as batch
         {%- if merger.sequence %}
         left anti join {{ target }} as stored
             on {{ (
                 lakehouse_patterns._merger_same_key(merger, 'batch', 'stored')
                 + lakehouse_patterns._merger_pruned(partition_values, 'stored')
-                + ['not ' ~ lakehouse_patterns._merger_incomplete(merger, 'batch')]
                 + ['not ' ~ lakehouse_patterns._merger_newer(merger, 'batch', 'stored')]
             ) | join('\n            and ') }}
         {%- endif %}
@@ -501,10 +566,6 @@
         + lakehouse_patterns._merger_pruned(partition_values, stored)
         + incremental_predicates
     ) | join('\n        and ') }}
-    {%- if merger.sequence %}
-    when matched and {{ incomplete }}
-        then update set {{ refused_column }} = {{ lakehouse_patterns._merger_refusal(merger, source) }}
-    {%- endif %}
     {%- if deleted %}
     when matched and {{ deleted }}{{ newer }} then delete
     {%- endif %}
@@ -513,16 +574,6 @@
         {{ name }} = {{ source }}.{{ name }}
         {{- ',' if not loop.last }}
         {%- endfor %}
-    {%- if incomplete != '(false)' %}
-    when not matched and {{ incomplete }}
-        then insert ({{ refused_column }}) values ({{ lakehouse_patterns._merger_refusal(merger, source) }})
-    {%- endif %}
-    {%- if partition_values %}
-    when not matched and not coalesce({{ lakehouse_patterns._merger_pruned(partition_values, source) | join(' and ') }}, false)
-        then insert ({{ refused_column }}) values (raise_error(
-            'lakehouse_patterns: the source of {{ target }} changed while the model was running, run it again'
-        ))
-    {%- endif %}
     when not matched{{ ' and not ' ~ deleted if deleted }} then insert (
         {{ lakehouse_patterns._merger_names(columns.inserted) | join(', ') }}
     ) values (
