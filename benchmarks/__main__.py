@@ -63,9 +63,8 @@ def main() -> int:
 
     (name,) = arguments.names
     with filelock.FileLock(ONE_AT_A_TIME):
-        result = 
-            name, importlib.import_module(f"benchmarks.{name}").comparisons, arguments.scale
-        )
+        comparisons = importlib.import_module(f"benchmarks.{name}").comparisons
+        result = run_benchmark(name, comparisons, arguments.scale)
     path = write_result(result, output)
     print(page.section(result))
     print(f"written to {path}")
