@@ -16,10 +16,11 @@ with touched_hours as (
         date_trunc('hour', event_time) as event_hour,
         max(last_ingested_at) as last_ingested_at
     from {{ ref('silver_visits_touched') }}
-    where event_time is not null
-        {% if is_incremental() %}
-            and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
-        {% endif %}
+    where
+        event_time is not null
+    {% if is_incremental() %}
+        and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
+    {% endif %}
     group by event_date, date_trunc('hour', event_time)
 ),
 

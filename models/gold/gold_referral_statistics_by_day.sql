@@ -15,10 +15,11 @@ with touched_days as (
         event_date,
         max(last_ingested_at) as last_ingested_at
     from {{ ref('silver_visits_touched') }}
-    where event_date is not null
-        {% if is_incremental() %}
-            and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
-        {% endif %}
+    where
+        event_date is not null
+    {% if is_incremental() %}
+        and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
+    {% endif %}
     group by event_date
 ),
 

@@ -11,10 +11,13 @@
 -- One precedence for every line: unparsable, invalid, filtered, exact duplicate, superseded, kept. A line without an
 -- event time is accounted to the date of its landing folder. Every status and reason of a touched date is written,
 -- zeros included, so that a count that fell to nothing replaces the old one.
-{%- set reasons = [('unparsable', 'NOT_A_JSON_OBJECT')] -%}
-{%- for condition in var('visit_conditions') %}{% do reasons.append((condition.category, condition.name)) %}{% endfor -%}
-{%- do reasons.extend([('exact_duplicate', 'same_key_same_payload'), ('superseded', 'same_key_lower_version'),
-    ('kept', '')]) %}
+{%- set reasons = ["('unparsable', 'NOT_A_JSON_OBJECT')"] -%}
+{%- for condition in var('visit_conditions') -%}
+    {%- do reasons.append("('" ~ condition.category ~ "', '" ~ condition.name ~ "')") -%}
+{%- endfor -%}
+{%- do reasons.extend([
+    "('exact_duplicate', 'same_key_same_payload')", "('superseded', 'same_key_lower_version')", "('kept', '')"
+]) %}
 
 with touched_dates as (
     select
@@ -65,6 +68,14 @@ keys as (
     group by flagged.accounted_date, flagged.visit_id, flagged.event_time
 ),
 
+current_loads as (
+    select
+        file_path,
+        max(load_id) as load_id
+    from {{ source('bronze', 'bronze_visits_files') }}
+    group by file_path
+),
+
 counts as (
     select
         accounted_date,
@@ -72,12 +83,12 @@ counts as (
         reason,
         lines
     from keys
-    lateral view stack(
-        3,
-        'exact_duplicate', 'same_key_same_payload', line_count - version_count,
-        'superseded', 'same_key_lower_version', version_count - 1,
-        'kept', '', cast(1 as bigint)
-    ) counted as status, reason, lines
+        lateral view stack(
+            3,
+            'exact_duplicate', 'same_key_same_payload', line_count - version_count,
+            'superseded', 'same_key_lower_version', version_count - 1,
+            'kept', '', cast(1 as bigint)
+        ) counted as status, reason, lines
 
     union all
 
@@ -97,16 +108,14 @@ counts as (
         dead.error_class as reason,
         cast(1 as bigint) as lines
     from {{ source('parsed', 'silver_visits_dead_letter') }} as dead
-    inner join (
-        select
-            file_path,
-            max(load_id) as load_id
-        from {{ source('bronze', 'bronze_visits_files') }}
-        group by file_path
-    ) as current_loads
+    inner join current_loads
         on dead.file_path = current_loads.file_path
         and dead.load_id = current_loads.load_id
     left semi join touched_dates on dead.date = touched_dates.accounted_date
+),
+
+reasons as (
+    select * from values {{ reasons | join(', ') }} as reasons (status, reason)
 ),
 
 every_reason as (
@@ -116,12 +125,7 @@ every_reason as (
         reasons.status,
         reasons.reason
     from touched_dates
-    cross join (
-        values
-            {%- for status, reason in reasons %}
-            ('{{ status }}', '{{ reason }}'){{ ',' if not loop.last }}
-            {%- endfor %}
-    ) as reasons (status, reason)
+    cross join reasons
 )
 
 select

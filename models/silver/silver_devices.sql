@@ -23,8 +23,9 @@ select
     load_id,
     ingested_at
 from fields
-where device.type is not null
+where
+    device.type is not null
     and device.version is not null
-    {% if is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('ingested_at') }}
-    {% endif %}
+{% if is_incremental() %}
+    and {{ lakehouse_patterns.incremental_window('ingested_at') }}
+{% endif %}

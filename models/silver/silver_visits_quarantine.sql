@@ -11,7 +11,8 @@ select
     ingested_at,
     date as landing_date
 from {{ ref('silver_visits_flagged') }}
-where rejected_by is not null
-    {% if is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('ingested_at') }}
-    {% endif %}
+where
+    rejected_by is not null
+{% if is_incremental() %}
+    and {{ lakehouse_patterns.incremental_window('ingested_at') }}
+{% endif %}
