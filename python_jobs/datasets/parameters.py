@@ -66,10 +66,12 @@ class Parameters:
 
     @property
     def user_count(self) -> int:
+        """How many users there are: as asked for, else one for a hundred visits."""
         return max(100, self.visits // 100) if self.users is None else self.users
 
     @property
     def hours(self) -> int:
+        """How many hours the visits are spread over."""
         return self.days * 24
 
     @property

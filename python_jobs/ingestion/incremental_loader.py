@@ -119,6 +119,7 @@ class Parameters:
 
     @property
     def ledger(self) -> str:
+        """The table of the files that were loaded, beside the target."""
         return self.target.rstrip("/") + "_files"
 
     def _floor(self, moment: dt.datetime) -> dt.datetime:
@@ -224,6 +225,7 @@ class Landing:
             raise WrongUse(f"there is no source folder {source}")
 
     def has_folder(self, relative: str) -> bool:
+        """Return whether a path relative to the root is a folder."""
         path = self._path(relative)
         return bool(self._file_system.exists(path) and self._file_system.getFileStatus(path).isDirectory())
 
