@@ -137,9 +137,9 @@ class DbtProject:
         return self._errors(result)
 
     def statuses(self) -> dict[str, str]:
-        """Return the status (success, pass, error, fail, warn, skipped) of each node of the last call."""
+        """Return the status (success, pass, …) of each node of the last call, hooks left out."""
         assert self._last is not None
-        return {r.node.name: str(r.status) for r in self._last.result}
+        return {r.node.name: str(r.status) for r in self._last.result if r.node.resource_type != "operation"}
 
     def manifest(self) -> Any:
         """Return the parsed manifest."""
