@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from dbt_common.exceptions import DbtRuntimeError
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -227,7 +228,7 @@ def test_two_batches_at_once_never_break_a_history(
         start.wait()
         try:
             session.sql(statement)
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             refused.append((batch, str(error)))
 
     for attempt in range(5):
