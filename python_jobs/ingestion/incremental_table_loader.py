@@ -208,7 +208,7 @@ def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -
 
 
 def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any] | None:
-    """Return the report, or None if another stateful run has loaded the window."""
+    """Return the report, or None if another run took the number of our commit."""
     source = with_delta_column(
         read_table(spark, parameters.source), parameters.delta_column, parameters.delta_expression
     )
@@ -224,6 +224,8 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         return report | {"rows_read": 0, "rows_loaded": 0, "rows_already_loaded": 0, "rows_rejected": 0}
 
     rejected = _write_rejects(spark, parameters, source, now)
+    if rejected is None:
+        return None
     overlap = dt.timedelta(minutes=parameters.overlap_minutes)
     reach = Interval(window.start - overlap, window.end)
     observation = Observation()
@@ -235,17 +237,18 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         target = in_window(read_table(spark, parameters.target), parameters.delta_column, reach)
         rows = not_in(rows, target, [*parameters.key, parameters.delta_column])
 
-    stateful = parameters.bootstrap_from is not None
     state = (window.end - _EPOCH) // _MICROSECOND
+    stateful = (parameters.state_id, state) if parameters.bootstrap_from is not None else None
+    transaction = stateful or _first_write(spark, parameters.target)
     user_metadata = write_once(
         spark,
         rows,
         parameters.target,
-        transaction=(parameters.state_id, state) if stateful else None,
+        transaction=transaction,
         replace_where=window_condition(parameters.delta_column, reach) if replacing else None,
     )
     commit = find_commit(spark, parameters.target, user_metadata)
-    if commit is None and stateful:
+    if commit is None and transaction is not None:
         return None
     read = observation.get["rows"]
     loaded = (
@@ -262,19 +265,32 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
 
 def _write_rejects(
     spark: SparkSession, parameters: Parameters, source: DataFrame, now: dt.datetime
-) -> dict[str, Any]:
-    """Append the undated rows that the rejects table lacks, each as often as the source has it more often."""
+) -> dict[str, Any] | None:
+    """Append the undated rows that the rejects table lacks, each as often as the source has it more often.
+
+    Returns their part of the report, or None if another run has made the table meanwhile.
+    """
     rejects = undated(source, parameters.delta_column, parameters.delta_expression)
     seen = rejects.count()
     if table_exists(spark, parameters.rejects):
         rejects = rejects.exceptAll(read_table(spark, parameters.rejects).select("source_row", "reason"))
     if seen and not rejects.isEmpty():
-        micros = (now - _EPOCH) // _MICROSECOND
-        write_once(
-            spark, rejects.withColumn("rejected_at", F.timestamp_micros(F.lit(micros))), parameters.rejects
-        )
+        rejects = rejects.withColumn("rejected_at", F.timestamp_micros(F.lit((now - _EPOCH) // _MICROSECOND)))
+        first = _first_write(spark, parameters.rejects)
+        user_metadata = write_once(spark, rejects, parameters.rejects, transaction=first)
+        if first and find_commit(spark, parameters.rejects, user_metadata) is None:
+            return None
     version = latest_version(spark, parameters.rejects) if table_exists(spark, parameters.rejects) else None
     return {"rows_rejected": seen, "rejects_version": version}
+
+
+def _first_write(spark: SparkSession, table: str) -> tuple[str, int] | None:
+    """Return the transaction for which all who found no table compete; None if there is one.
+
+    A look at a table is part of the write that uses it, so that Delta notices what others commit meanwhile. No
+    look at an absent table is.
+    """
+    return None if table_exists(spark, table) else (f"{APP_ID}:first", 0)
 
 
 def _check_target(spark: SparkSession, target: str, rows: DataFrame) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +79,8 @@ def test_a_row_on_the_boundary_is_in_one_window_and_a_rerun_adds_nothing(legacy:
     legacy.add(visit("v1", at(10)), visit("v2", at(10, 30)), visit("v3", at(11)))
     again = {"append": (2, 0, 2, 0), "replace_window": (2, 2, 0, 0)}[mode]
     assert counts(legacy.append(mode=mode, **hours(10, 11))) == (2, 2, 0, 0)
-    assert counts(legacy.append(mode=mode, **hours(10, 11))) == again
-    assert counts(legacy.append(mode=mode, **hours(10, 11))) == again
+    for _ in range(2):
+        assert counts(legacy.append(mode=mode, **hours(10, 11))) == again
     assert legacy.ids() == ["v1", "v2"]
     assert counts(legacy.append(mode=mode, **hours(11, 12))) == (1, 1, 0, 0)
     assert legacy.ids() == ["v1", "v2", "v3"]
@@ -213,7 +213,7 @@ def test_a_backfill_reads_the_files_of_its_window_only(legacy: Legacy) -> None:
     source = legacy.spark.read.format("delta").load(legacy.source)
     window = Interval.parse("2024-03-01T11", "2024-03-01T12")
     assert len(in_window(source, "ingestion_time", window).inputFiles()) == 1
-    with pytest.raises(Exception, match="no Parquet|not a Parquet file|FAILED_READ_FILE"):
+    with pytest.raises(Exception, match="FAILED_READ_FILE"):
         legacy.append(from_="2024-03-01T10", to="2024-06-01")
 
 
@@ -227,14 +227,29 @@ def test_windows_in_parallel_give_what_they_give_one_after_the_other(legacy: Leg
     assert legacy.ids() == ["a10", "a11", "a12", "b10", "b11", "b12"]
 
 
-def test_one_window_twice_at_once_is_loaded_once(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loaded_before", [True, False], ids=["table", "no-table-yet"])
+def test_a_window_that_another_run_loads_meanwhile_is_loaded_once(
+    legacy: Legacy, monkeypatch: pytest.MonkeyPatch, loaded_before: bool
+) -> None:
+    if loaded_before:
+        legacy.add(visit("v0", at(9)))
+        legacy.append(**hours(9, 10))
     legacy.add(visit("v1", at(10)))
-    legacy.append(**hours(10, 11))
-    legacy.add(visit("v2", at(10)))
-    with ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda _: legacy.append(**hours(10, 11)), range(2)))
-    assert sorted(report["rows_loaded"] for report in reports) == [0, 1]
-    assert legacy.ids() == ["v1", "v2"]
+    _overtake(monkeypatch, lambda: legacy.append(**hours(10, 11)))
+    assert legacy.append(**hours(10, 11))["rows_loaded"] == 0
+    assert legacy.ids() == (["v0", "v1"] if loaded_before else ["v1"])
+
+
+def _overtake(monkeypatch: pytest.MonkeyPatch, other_run: Callable[[], dict[str, Any]]) -> None:
+    """Let another run load one row between the next run's look at the tables and its write."""
+    write_once = incremental_table_loader.write_once
+
+    def overtaken(*arguments: Any, **options: Any) -> str:
+        monkeypatch.setattr(incremental_table_loader, "write_once", write_once)
+        assert other_run()["rows_loaded"] == 1
+        return write_once(*arguments, **options)
+
+    monkeypatch.setattr(incremental_table_loader, "write_once", overtaken)
 
 
 # --- stateful --------------------------------------------------------------------------------------------
@@ -301,21 +316,10 @@ def test_a_crash_before_the_commit_loses_nothing(legacy: Legacy, monkeypatch: py
 def test_two_stateful_runs_at_once_load_each_row_once(
     legacy: Legacy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    legacy.add(visit("v1", at(9)), visit("v2", at(10)))
-    write_once = incremental_table_loader.write_once
-
-    def overtaken(*arguments: Any, **options: Any) -> str:
-        """Between this run's choice of a window and its commit, another run loads up to 10:00."""
-        monkeypatch.setattr(incremental_table_loader, "write_once", write_once)
-        assert stateful(legacy, at(10))["rows_loaded"] == 1
-        return write_once(*arguments, **options)
-
-    stateful(legacy, at(9, 0) + dt.timedelta(seconds=1), to="2024-03-01T09:00:00.000001")
-    legacy.add(visit("v3", at(9, 30)))
-    monkeypatch.setattr(incremental_table_loader, "write_once", overtaken)
-    report = stateful(legacy, at(10))
-    assert report["rows_read"] == 0
-    assert legacy.ids() == ["v1", "v3"]
+    legacy.add(visit("v1", at(9)))
+    _overtake(monkeypatch, lambda: stateful(legacy, at(10)))
+    assert stateful(legacy, at(10))["rows_read"] == 0
+    assert legacy.ids() == ["v1"]
 
 
 @pytest.mark.parametrize(("overlap", "expected"), [(0, ["v1", "v2"]), (60, ["late", "v1", "v2"])])
@@ -337,8 +341,11 @@ def test_an_overlap_finds_rows_committed_late(legacy: Legacy, overlap: int, expe
     [
         ({"from_": "2024-03-01T11", "to": "2024-03-01T10"}, "from must be before to"),
         ({"from_": "2024-03-01T11"}, "needs both from and to"),
-        ({"to": "2024-03-01T11"}, "either from and to .* or bootstrap_from"),
-        ({**hours(10, 11), "bootstrap_from": "2024-03-01"}, "either from and to .* or bootstrap_from"),
+        ({"to": "2024-03-01T11"}, "either from and to .one window. or bootstrap_from"),
+        (
+            {**hours(10, 11), "bootstrap_from": "2024-03-01"},
+            "either from and to .one window. or bootstrap_from",
+        ),
         ({**hours(10, 11), "key": None}, "append needs key"),
         ({**hours(10, 11), "overlap_minutes": 5}, "belongs to stateful runs"),
         ({"bootstrap_from": "2024-03-01", "overlap_minutes": -1}, "must be 0 or more"),
