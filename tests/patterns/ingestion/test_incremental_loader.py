@@ -202,6 +202,14 @@ def test_a_changed_file_is_appended_under_a_higher_load_id(loads: Loads) -> None
     )
 
 
+def test_readers_take_the_newest_version_of_each_file(loads: Loads) -> None:
+    loads.bronze().createOrReplaceTempView("bronze_visits")
+    loads.ledger().createOrReplaceTempView("bronze_visits_files")
+    query = snippet("docs/ingestion.md", f"{THIS}test_readers_take_the_newest_version_of_each_file")
+    newest = loads.spark.sql(query).where(~F.col("file_path").contains(ODD_NAME)).select("payload")
+    assert_rows(newest, [("p1",), ("p2 corrected",), ("m1",), ("e1",), ("e2",)])
+
+
 def test_ingested_at_rises_with_every_load_even_if_the_clock_goes_back(loads: Loads) -> None:
     first, second = (
         loads.bronze().where(f"load_id = {n}").agg(F.min("ingested_at"), F.max("ingested_at")).collect()[0]

@@ -1,0 +1,167 @@
+"""Incremental Loader in SQL: the predicate of one window, and models that use it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from dbt_common.exceptions import DbtRuntimeError
+from pyspark.sql import SparkSession
+
+from tests.support.dbt_project import DbtProject
+from tests.support.render import MacroRenderer
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippets
+
+PAGE = "docs/ingestion.md"
+THIS = "tests/patterns/ingestion/test_incremental_window.py::"
+
+SOURCES = """
+version: 2
+sources:
+  - name: raw
+    schema: "{{ target.schema }}"
+    tables: [{name: visits}]
+"""
+APPENDED = """
+{{ config(materialized='incremental', incremental_strategy='append') }}
+select * from {{ source('raw', 'visits') }} where {{ lakehouse_patterns.incremental_window('ingested_at') }}
+"""
+BOUNDED = """
+{{ config(materialized='incremental', incremental_strategy='append') }}
+select * from {{ source('raw', 'visits') }}
+where {{ lakehouse_patterns.incremental_window(
+    'ingested_at', bootstrap_from='2024-03-01T10', window_to='2024-03-01T12'
+) }}
+"""
+
+
+def at(hour: int, minute: int = 0) -> dt.datetime:
+    return dt.datetime(2024, 3, 1, hour, minute, tzinfo=dt.UTC)
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Any, spark: SparkSession) -> DbtProject:
+    """Run the models on three rows, then after three more have come, then `appended` again after it was emptied."""
+    visits, rejects = snippets(PAGE, f"{THIS}test_the_models_of_the_page")
+    project = make_project(
+        {
+            "models/sources.yml": SOURCES,
+            "models/appended.sql": APPENDED,
+            "models/bounded.sql": BOUNDED,
+            "models/overlapping.sql": visits,
+            "models/visits_rejects.sql": rejects,
+        }
+    )
+    schema = "visit_id string, ingested_at timestamp"
+    project.source("visits", spark.createDataFrame([("v0", at(9)), ("v1", at(11)), ("n1", None)], schema))
+    project.run("run")
+    more = spark.createDataFrame([("late", at(10)), ("v2", at(11, 1)), ("v3", at(12))], schema)
+    more.coalesce(1).write.format("delta").mode("append").saveAsTable(f"{project.schema}.visits")
+    project.run("run")
+    return project
+
+
+def ids(project: DbtProject, model: str) -> list[str]:
+    return sorted(row[0] for row in project.table(model).select("visit_id").collect())
+
+
+def test_a_model_takes_what_is_newer_than_it_holds(project: DbtProject) -> None:
+    assert ids(project, "appended") == ["v0", "v1", "v2", "v3"]
+
+
+def test_the_models_of_the_page(project: DbtProject) -> None:
+    """The overlap finds the row that was committed late; rows without a time are in the rejects, once."""
+    assert ids(project, "overlapping") == ["late", "v0", "v1", "v2", "v3"]
+    assert ids(project, "visits_rejects") == ["n1"]
+
+
+def test_the_first_load_starts_where_it_is_told_and_ends_at_its_upper_bound(project: DbtProject) -> None:
+    assert ids(project, "bounded") == ["v1", "v2"]
+
+
+def test_the_window_reads_only_the_files_it_needs(project: DbtProject) -> None:
+    compiled = project.compiled("appended")
+    assert "(ingested_at > timestamp '2024-03-01 11:00:00+00:00')" in compiled
+    assert len(project.table("visits").inputFiles()) == 2
+    assert len(project.spark.sql(compiled).inputFiles()) == 1
+
+
+def test_variables_ask_for_a_window_whatever_the_target_holds(project: DbtProject) -> None:
+    project.run(
+        "compile",
+        "--select",
+        "appended",
+        "--vars",
+        '{window_from: "2024-03-01T10", window_to: "2024-03-01T11"}',
+    )
+    compiled = project.compiled("appended")
+    assert (
+        "(ingested_at >= timestamp '2024-03-01 10:00:00+00:00' and ingested_at < timestamp '2024-03-01 11:00:00+00:00')"
+    ) in compiled
+    assert_rows(project.spark.sql(compiled), [("late", at(10))])
+
+
+def test_an_emptied_target_is_loaded_anew(project: DbtProject) -> None:
+    project.spark.sql(f"delete from {project.schema}.appended")
+    project.run("run", "--select", "appended")
+    assert ids(project, "appended") == ["late", "v0", "v1", "v2", "v3"]
+
+
+def test_windows_are_half_open_in_both_ansi_modes(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    rows = "values ('v1', timestamp '2024-03-01 10:00:00Z'), ('v2', timestamp '2024-03-01 10:30:00Z'), " \
+        "('v3', timestamp '2024-03-01 11:00:00Z'), ('n', null) as visits (id, t)"  # fmt: skip
+    found = {}
+    for hour in (9, 10, 11):
+        window = render(
+            "incremental_window",
+            column="t",
+            window_from=f"2024-03-01T{hour:02d}",
+            window_to=f"2024-03-01T{hour + 1:02d}",
+        )
+        found[hour] = sorted(row[0] for row in spark.sql(f"select id from {rows} where {window}").collect())
+    assert found == {9: [], 10: ["v1", "v2"], 11: ["v3"]}
+    rejects = render("incremental_rejects", column="t")
+    assert_rows(spark.sql(f"select id from {rows} where {rejects}"), [("n",)])
+
+
+def test_text_that_is_no_time_is_a_reject_in_both_ansi_modes(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    rows = "values ('v1', '2024-03-01T10:00:00Z'), ('bad', 'soon'), ('n', null) as visits (id, t)"
+    column = "try_to_timestamp(t)"
+    window = render("incremental_window", column=column, watermark_column="t", bootstrap_from="2024-01-01")
+    assert_rows(spark.sql(f"select id from {rows} where {window}"), [("v1",)])
+    rejects = render("incremental_rejects", column=column)
+    assert_rows(spark.sql(f"select id from {rows} where {rejects}"), [("bad",), ("n",)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            {"column": "t", "window_from": "2024-03-01T11", "window_to": "2024-03-01T10"},
+            "must be before window_to",
+        ),
+        (
+            {"column": "t", "window_from": "2024-03-01T11", "window_to": "2024-03-01T11"},
+            "must be before window_to",
+        ),
+        ({"column": "t", "window_from": "2024-03-01T11"}, "window_from needs window_to"),
+        ({"column": "t", "window_to": "tomorrow"}, "got 'tomorrow'"),
+        ({}, "name the delta column"),
+        ({"column": "cast(t as timestamp)"}, "is an expression"),
+    ],
+)
+def test_wrong_arguments_are_refused(render: MacroRenderer, arguments: dict[str, str], sentence: str) -> None:
+    with pytest.raises(DbtRuntimeError, match=sentence):
+        render("incremental_window", **arguments)
+
+
+@pytest.mark.parametrize(("offset", "utc"), [("+01:00", "09:30:00"), ("Z", "10:30:00"), ("", "10:30:00")])
+def test_a_time_with_an_offset_is_turned_into_utc(render: MacroRenderer, offset: str, utc: str) -> None:
+    window = render("incremental_window", column="t", bootstrap_from=f"2024-03-01T10:30:00{offset}")
+    assert window == f"(t >= timestamp '2024-03-01 {utc}+00:00')"
