@@ -26,7 +26,7 @@ mutations: setup ## apply every committed mutation and require its test to fail:
 	@$(ACTIVATE) && python -m tests.mutations.runner $(if $(SAMPLE),--sample $(SAMPLE))
 
 bench: setup ## run the side-by-side measurements and write docs/benchmarks.md
-	@$(ACTIVATE) && python -m benchmarks
+	@$(ACTIVATE) && python -m pip install --quiet --requirement requirements-benchmarks.txt && python -m benchmarks
 
 docs: setup ## build the documentation site into site/
 	@$(ACTIVATE) && python -m pip install --quiet --requirement requirements-docs.txt && mkdocs build --strict
