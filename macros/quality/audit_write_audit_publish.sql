@@ -44,7 +44,7 @@
 
     {%- if findings.error -%}
         {%- do exceptions.raise_compiler_error(
-            'lakehouse_patterns: ' ~ this ~ ' was published, but an audit of severity error has an issue. '
+            'lakehouse_patterns: what passed was published to ' ~ this ~ ', but an audit of severity error has an issue. '
             ~ (findings.messages | join('. '))
         ) -%}
     {%- elif findings.messages -%}
@@ -479,47 +479,38 @@ from measured
 
 {% macro _awap_judge(audit, row) %}
     {#- One row of the audit results; `issue` is none when the measured value is within its bounds. -#}
-    {%- set is_share = audit.type in ('record', 'null_share') -%}
-    {%- set value = row.get('value') -%}
-    {%- set value = 0 if value is none and (is_share or audit.type == 'row_count') else value -%}
-    {%- set baseline = row.get('baseline') -%}
-    {%- if is_share -%}
+    {%- set value, baseline, detail = row.get('value'), row.get('baseline'), '' -%}
+    {%- if audit.type == 'row_count' -%}
+        {%- set value, measured, what = row.row_count, row.row_count, 'the number of rows' -%}
+    {%- elif audit.type in ('record', 'null_share') -%}
+        {%- set value = value or 0 -%}
         {%- set measured = value / row.row_count if row.row_count else 0 -%}
+        {%- set what = 'the share of rows '
+            ~ ('with NULL in ' ~ audit.column if audit.column else 'that do not hold ' ~ audit.valid_when) -%}
+        {%- set detail = ' (' ~ (value | int) ~ ' of ' ~ row.row_count ~ ')' -%}
     {%- elif audit.type == 'change' -%}
         {#- Without history, or from zero, there is no change to speak of. -#}
         {%- set measured = value / baseline - 1 if value is not none and baseline else none -%}
+        {%- set what, detail = 'the change of ' ~ audit.value, ' (' ~ value ~ ' after ' ~ baseline ~ ')' -%}
     {%- else -%}
-        {%- set measured = value -%}
+        {%- set measured, what = value, audit.value -%}
+    {%- endif -%}
+
+    {%- if measured is none -%}
+        {%- set is_met, shown = audit.type == 'change' and not baseline, 'NULL' -%}
+    {%- else -%}
+        {%- set is_met = (audit.min is none or measured >= audit.min) and (audit.max is none or measured <= audit.max) -%}
+        {%- set shown = measured | int if measured == measured | int else measured | round(4) -%}
     {%- endif -%}
     {%- set bounds = [] -%}
     {%- do bounds.append('at least ' ~ audit.min) if audit.min is not none -%}
     {%- do bounds.append('at most ' ~ audit.max) if audit.max is not none -%}
     {%- set threshold = bounds | join(' and ') -%}
-
-    {%- if measured is none -%}
-        {%- set is_met = audit.type == 'change' and not baseline -%}
-    {%- else -%}
-        {%- set is_met = (audit.min is none or measured >= audit.min) and (audit.max is none or measured <= audit.max) -%}
-    {%- endif -%}
-    {%- set what = {
-        'row_count': 'the number of rows',
-        'null_share': 'the share of rows with NULL in ' ~ audit.column,
-        'record': 'the share of rows that do not hold ' ~ audit.valid_when,
-        'measure': audit.value,
-        'change': 'the change of ' ~ audit.value,
-    }[audit.type] -%}
-    {%- set detail = {
-        'null_share': ' (' ~ value | int ~ ' of ' ~ row.row_count ~ ')',
-        'record': ' (' ~ value | int ~ ' of ' ~ row.row_count ~ ')',
-        'change': ' (' ~ value ~ ' after ' ~ baseline ~ ')',
-    }.get(audit.type, '') if is_share or audit.type == 'change' -%}
-    {%- set shown = 'NULL' if measured is none
-        else (measured | int if measured == measured | int else measured | round(4)) -%}
     {{ return({
         'run': row.run,
         'audit': audit.name,
         'column_name': audit.column,
-        'issue': none if is_met else what ~ ' is ' ~ shown ~ (detail or '') ~ ', allowed ' ~ threshold,
+        'issue': none if is_met else what ~ ' is ' ~ shown ~ detail ~ ', allowed ' ~ threshold,
         'value': value,
         'measured': measured,
         'threshold': threshold,

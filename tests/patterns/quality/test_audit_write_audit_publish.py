@@ -58,7 +58,7 @@ DAILY = model(
         {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.4},
         {'name': 'surge', 'type': 'change', 'expression': 'sum(visitors)', 'max': 2, 'outcome': 'annotate'}
     ]}""",
-    "select * from {{ source('raw', 'statistics') }}",
+    "select * from {{ source('raw', 'statistics') }}",  # the partition last, as the in-memory catalog wants it
     "materialized='awap', partition_by=['day'], on_schema_change='append_new_columns'",
 )
 WINDOW = model(
@@ -101,7 +101,7 @@ FILES = {
     "models/properties.yml": PROPERTIES,
 }
 JULY_1, JULY_2, JULY_3, JULY_4, JULY_5 = (dt.date(2024, 7, day) for day in range(1, 6))
-STATISTICS = "day date, site string, visitors long"
+STATISTICS = "site string, visitors long, day date"
 PAGES = "user_id string, page string"
 
 
@@ -122,7 +122,7 @@ def lines(project: DbtProject, valid: int, invalid: int) -> None:
     )
 
 
-def statistics(project: DbtProject, *rows: tuple[dt.date | None, str | None, int]) -> None:
+def statistics(project: DbtProject, *rows: tuple[str | None, int, dt.date | None]) -> None:
     project.source("statistics", project.spark.createDataFrame(rows, STATISTICS))
 
 
@@ -223,11 +223,11 @@ def test_an_input_audit_blames_the_provider(project: DbtProject) -> None:
 
 def test_change_against_history(project: DbtProject) -> None:
     """-50 % blocks, +300 % is published with one summary row, and a stricter reader refuses it."""
-    statistics(project, (JULY_1, "a", 1000), (JULY_2, "a", 990), (JULY_3, "a", 1010))
+    statistics(project, ("a", 1000, JULY_1), ("a", 990, JULY_2), ("a", 1010, JULY_3))
     project.run("run", "--select", "daily")
     assert issues(project, "daily") == []
 
-    statistics(project, (JULY_4, "a", 500))
+    statistics(project, ("a", 500, JULY_4))
     message = project.fails("run", "--select", "daily")
     assert (
         "Audit 'drop' (fail, 2024-07-04): the change of sum(visitors) is -0.5 (500.0 after 1000.0)" in message
@@ -235,7 +235,7 @@ def test_change_against_history(project: DbtProject) -> None:
     assert project.table("daily").count() == 3
 
     before = project.history("daily")[0]["version"]
-    statistics(project, (JULY_4, "a", 4000))
+    statistics(project, ("a", 4000, JULY_4))
     project.run("run", "--select", "daily")
     assert project.history("daily")[0]["version"] == before + 1
     (summary,) = project.table("daily__audit_results").where("issue is not null").collect()
@@ -249,32 +249,32 @@ def test_change_against_history(project: DbtProject) -> None:
 
 def test_a_day_that_runs_again_replaces_itself_alone(project: DbtProject) -> None:
     """Depends on no other test: no duplicates in final, rejects and summary, and other days' files untouched."""
-    statistics(project, (JULY_1, "a", 10), (JULY_2, "a", 10), (JULY_2, None, 1))
+    statistics(project, ("a", 10, JULY_1), ("a", 10, JULY_2), (None, 1, JULY_2))
     project.run("run", "--full-refresh", "--select", "daily")
     untouched = files(project, "daily", JULY_1)
     for _ in range(2):
-        statistics(project, (JULY_2, "a", 9), (JULY_2, "b", 2), (JULY_2, None, 1))
+        statistics(project, ("a", 9, JULY_2), ("b", 2, JULY_2), (None, 1, JULY_2))
         project.run("run", "--select", "daily")
-        assert_rows(project.table("daily"), [(JULY_1, "a", 10), (JULY_2, "a", 9), (JULY_2, "b", 2)])
-        assert_rows(project.table("daily__rejects"), [(JULY_2, None, 1, "2024-07-02", ("site_known",))])
+        assert_rows(project.table("daily"), [("a", 10, JULY_1), ("a", 9, JULY_2), ("b", 2, JULY_2)])
+        assert_rows(project.table("daily__rejects"), [(None, 1, JULY_2, "2024-07-02", ("site_known",))])
         assert project.table("daily__audit_results").count() == 8  # two days with four audits
     assert files(project, "daily", JULY_1) == untouched
-    statistics(project, (JULY_2, "a", 9))
+    statistics(project, ("a", 9, JULY_2))
     project.run("run", "--select", "daily")
     assert counts(project, "daily") == (2, 0)
 
 
 def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtProject) -> None:
-    statistics(project, (JULY_1, "a", 10), (JULY_2, "a", 10))
+    statistics(project, ("a", 10, JULY_1), ("a", 10, JULY_2))
     project.run("run", "--full-refresh", "--select", "daily")
-    statistics(project, (JULY_1, "a", 11), (JULY_2, None, 7), (JULY_2, None, 8), (JULY_2, "a", 9))
+    statistics(project, ("a", 11, JULY_1), (None, 7, JULY_2), (None, 8, JULY_2), ("a", 9, JULY_2))
     project.run("run", "--select", "daily")
-    assert_rows(project.table("daily"), [(JULY_1, "a", 11), (JULY_2, "a", 10)])
+    assert_rows(project.table("daily"), [("a", 11, JULY_1), ("a", 10, JULY_2)])
     assert project.table("daily__rejects").where(f"day = '{JULY_2}'").count() == 3
 
 
 def test_nothing_staged_changes_nothing(project: DbtProject) -> None:
-    statistics(project, (JULY_1, "a", 10))
+    statistics(project, ("a", 10, JULY_1))
     project.run("run", "--full-refresh", "--select", "daily")
     before = versions(project, "daily")
     statistics(project)
@@ -283,38 +283,38 @@ def test_nothing_staged_changes_nothing(project: DbtProject) -> None:
 
 
 def test_a_row_without_period_fails_the_run(project: DbtProject) -> None:
-    statistics(project, (JULY_1, "a", 10))
+    statistics(project, ("a", 10, JULY_1))
     project.run("run", "--full-refresh", "--select", "daily")
-    statistics(project, (None, "a", 1), (JULY_2, "a", 10))
+    statistics(project, ("a", 1, None), ("a", 10, JULY_2))
     message = project.fails("run", "--select", "daily")
     assert message.count("1 rows have NULL in the period column day") == 1
-    assert_rows(project.table("daily"), [(JULY_1, "a", 10)])
-
-
-def test_a_new_column_reaches_table_and_rejects(project: DbtProject) -> None:
-    statistics(project, (JULY_1, "a", 10), (JULY_1, None, 1))
-    project.run("run", "--full-refresh", "--select", "daily")
-    project.source(
-        "statistics",
-        project.spark.sql(
-            "select date '2024-07-02' as day, site, 10L as visitors, 'x' as extra from values ('a'), (null) as t (site)"
-        ),
-    )
-    project.run("run", "--select", "daily")
-    assert_rows(project.table("daily"), [(JULY_1, "a", 10, None), (JULY_2, "a", 10, "x")])
-    assert_rows(project.table("daily__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
+    assert_rows(project.table("daily"), [("a", 10, JULY_1)])
 
 
 def test_companion_tables_survive_a_lost_metastore(project: DbtProject) -> None:
-    statistics(project, (JULY_1, "a", 10), (JULY_1, None, 1))
+    statistics(project, ("a", 10, JULY_1), (None, 1, JULY_1))
     project.run("run", "--full-refresh", "--select", "daily")
     before = versions(project, "daily__audit_results")
     for name in ("daily__rejects", "daily__audit_results"):
         project.spark.sql(f"drop table {project.schema}.{name}")
-    statistics(project, (JULY_2, "a", 10))
+    statistics(project, ("a", 10, JULY_2))
     project.run("run", "--select", "daily")
     assert counts(project, "daily") == (2, 1)
     assert versions(project, "daily__audit_results") == before + 1
+
+
+def test_a_new_column_reaches_table_and_rejects(project: DbtProject) -> None:
+    statistics(project, ("a", 10, JULY_1), (None, 1, JULY_1))
+    project.run("run", "--full-refresh", "--select", "daily")
+    project.source(
+        "statistics",
+        project.spark.sql(
+            "select site, 10L as visitors, date '2024-07-02' as day, 'x' as extra from values ('a'), (null) as t (site)"
+        ),
+    )
+    project.run("run", "--select", "daily")
+    assert_rows(project.table("daily"), [("a", 10, JULY_1, None), ("a", 10, JULY_2, "x")])
+    assert_rows(project.table("daily__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
 
 
 def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProject) -> None:
@@ -325,7 +325,7 @@ def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProj
     project.run("run", "--select", "windowed")
     project.source("window", spark.createDataFrame([(JULY_3, 31)], window))
     message = project.fails("run", "--select", "windowed")
-    assert "was published, but an audit of severity error has an issue" in message
+    assert "what passed was published to" in message
     assert "Audit 'rows' (annotate, 2024-07-02): the number of rows is 0, allowed at least 1" in message
     assert_rows(project.table("windowed"), [(JULY_3, 31)])
     assert [run for run, _, _ in issues(project, "windowed")] == ["2024-07-02"]
@@ -442,7 +442,7 @@ ALL_TYPES = [
 def test_every_audit_comes_from_one_scan(
     spark: SparkSession, render: MacroRenderer, tmp_path: Path, ansi_modes: str
 ) -> None:
-    rows = spark.createDataFrame([(JULY_1, "a", 3), (JULY_1, None, 0), (JULY_2, "b", None)], STATISTICS)
+    rows = spark.createDataFrame([("a", 3, JULY_1), (None, 0, JULY_1), ("b", None, JULY_2)], STATISTICS)
     rows.write.format("delta").save(str(tmp_path / "staged"))
     staged = spark.read.format("delta").load(str(tmp_path / "staged"))
     found = audited(spark, render, options(*ALL_TYPES, period="day"), staged)
@@ -473,7 +473,7 @@ def test_the_baseline_is_the_median_of_earlier_periods(
          ("2024-07-04", "visitors", 1.0), ("2024-07-03", "other audit", 5.0)],
         "run string, audit string, value double",
     ).createOrReplaceTempView("awap_results")  # fmt: skip
-    staged = spark.createDataFrame([(JULY_1, "a", 20), (JULY_4, "a", 7), (JULY_5, "a", 8)], STATISTICS)
+    staged = spark.createDataFrame([("a", 20, JULY_1), ("a", 7, JULY_4), ("a", 8, JULY_5)], STATISTICS)
     given = options(ALL_TYPES[-1], period="day")
     results = {"relation": "awap_results", "columns": ["run"]}
     found = audited(spark, render, given, staged, results=results)
