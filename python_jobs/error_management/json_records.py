@@ -17,7 +17,9 @@ payload, which is rare and therefore cheap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -120,14 +122,11 @@ def parse_records(
     rows = records.withColumn(_RECORD, F.from_json(line, ArrayType(element), _OPTIONS))
     first, last = F.get(_RECORD, 0), F.get(_RECORD, 1)
     is_object = F.coalesce((F.size(_RECORD) == 2) & first.isNotNull() & last[_END], F.lit(False))
+    rows = rows.withColumn(_RECORD, F.when(is_object, _without_nested_texts(first, element, payload)))
 
-    fields = [
-        F.when(is_object, _strict(first[field.name], field.dataType, f"$['{field.name}']", payload)).alias(
-            field.name
-        )
-        for field in schema.fields
-    ]
-    rows = rows.select(*fields, *(F.col(f"`{name}`") for name in records.columns), is_object.alias(_RECORD))
+    fields = [F.col(f"{_RECORD}.`{field.name}`") for field in schema.fields]
+    is_error = F.col(_RECORD).isNull().alias(_RECORD)
+    rows = rows.select(*fields, *(F.col(f"`{name}`") for name in records.columns), is_error)
     for name, expression in derive.items():
         rows = rows.withColumn(name, F.expr(expression))
     ordered = dict.fromkeys([*schema.fieldNames(), *derive, *records.columns])
@@ -152,18 +151,45 @@ def _check_names(
         raise WrongUse(f"required columns are neither in the schema nor derived: {', '.join(unknown)}")
 
 
-def _strict(value: Column, type_: DataType, path: str, payload: Column) -> Column:
-    """Return ``value``, or NULL in each string field that the JSON gives an object or array.
+def _without_nested_texts(record: Column, type_: StructType, payload: Column) -> Column:
+    """Return ``record`` with NULL in each string field that the JSON gives an object or array.
 
-    Strings inside arrays and maps are left as they are: their place in the payload varies by row.
+    ``from_json`` hands their JSON text to the field. Only the payload tells that from a string of the same text,
+    and only a text that begins like one is worth the look. Strings inside arrays and maps are left as they are:
+    their place in the payload varies by row.
     """
+    texts = list(_texts(record, type_))
+    if not texts:
+        return record
+    looks_nested = functools.reduce(operator.or_, map(_looks_nested, texts))
+    # The look is wrapped in a higher-order function, which Spark interprets: in the generated code its size would
+    # make the method too long for the JIT compiler, and every row slow.
+    looked_up = F.get(F.transform(F.array(F.lit(0)), lambda _: _looked_up(record, type_, "$", payload)), 0)
+    return F.when(looks_nested, looked_up).otherwise(record)
+
+
+def _texts(value: Column, type_: DataType) -> Iterator[Column]:
+    """Yield each string field of a record, at any depth."""
+    if isinstance(type_, StringType):
+        yield value
+    elif isinstance(type_, StructType):
+        for child in type_.fields:
+            yield from _texts(value[child.name], child.dataType)
+
+
+def _looks_nested(text: Column) -> Column:
+    return text.startswith("{") | text.startswith("[")
+
+
+def _looked_up(value: Column, type_: DataType, path: str, payload: Column) -> Column:
     if isinstance(type_, StringType):
         kind = F.schema_of_variant(F.try_variant_get(F.try_parse_json(payload), path, "variant"))
-        looks_nested = F.substring(value, 1, 1).isin("{", "[")
-        return F.when(looks_nested, F.when(kind == "STRING", value)).otherwise(value)
+        return F.when(~_looks_nested(value) | (kind == "STRING"), value)
     if isinstance(type_, StructType):
         children = [
-            _strict(value[child.name], child.dataType, f"{path}['{child.name}']", payload).alias(child.name)
+            _looked_up(value[child.name], child.dataType, f"{path}['{child.name}']", payload).alias(
+                child.name
+            )
             for child in type_.fields
         ]
         return F.when(value.isNotNull(), F.struct(*children))
@@ -174,7 +200,7 @@ def _first_error(
     typed: StructType, schema: StructType, payload: Column, require: list[str]
 ) -> tuple[Column, Column]:
     """Return class and message of a record's first error: not an object, then ``require`` in its order."""
-    not_an_object = ~F.col(_RECORD)
+    not_an_object = F.col(_RECORD)
     size = F.coalesce(F.length(payload).cast("string"), F.lit("no"))
     error_class = F.when(not_an_object, NOT_A_JSON_OBJECT)
     message = F.when(
