@@ -39,6 +39,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.session import spark_session
+
 RESULTS = Path(__file__).parent / "results"
 FORMAT_VERSION = 1
 PACKAGES = ("pyspark", "delta-spark", "dbt-core", "dbt-spark")
@@ -102,9 +104,9 @@ class Workbench:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The project's own session, with its lakehouse in the scratch folder."""
-        from python_jobs.session import spark_session
-
+        """The session of the project's settings, with its warehouse in the scratch folder."""
+        warehouse = f"file:{self.folder}/warehouse"
+        SparkSession.builder.config("spark.sql.warehouse.dir", warehouse).getOrCreate()
         return spark_session(f"benchmark {self.name}")
 
     def close(self) -> None:
