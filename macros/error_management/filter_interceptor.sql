@@ -171,7 +171,7 @@ totals as (
         sum(share) over () as rejected_share,
         sum(baseline_share) over () as baseline_rejected_share,
         max(baseline_runs) over () as runs,
-        row_number() over (order by share - baseline_share desc, position, condition_name) as rank
+        row_number() over (order by share - baseline_share desc, position asc, condition_name asc) as rank
     from rises
 )
 
