@@ -111,6 +111,7 @@ class Parameters:
 
     @property
     def rejects(self) -> str:
+        """The table of the rows that belong to no window, beside the target."""
         return self.target.rstrip("/") + "_rejects"
 
     @property
