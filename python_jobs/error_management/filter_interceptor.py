@@ -378,7 +378,8 @@ def _run_batch(spark: SparkSession, params: Parameters, conditions: Sequence[Con
     run_id = params.run_id or now.isoformat()
     rows = read_table(spark, params.source)
     if params.max_rise is not None:
-        _refuse_rise(spark, params, count(rows, conditions), run_id)
+        history = read_table(spark, params.statistics).where(F.col("run_id") != run_id)
+        refuse_rise(count(rows, conditions), history, params.max_rise, params.baseline_runs)
     interceptor = Interceptor(conditions)
     _replace(interceptor.filter(rows), params.target)
     counts = interceptor.counts()
@@ -397,26 +398,27 @@ def _replace(rows: DataFrame, table: str, where: str | None = None) -> None:
         writer.saveAsTable(table)
 
 
-def _refuse_rise(spark: SparkSession, params: Parameters, counts: Counts, run_id: str) -> None:
-    history = read_table(spark, params.statistics).where(
-        (F.col("run_id") != run_id) & (F.col("input_rows") > 0)
-    )
+def refuse_rise(counts: Counts, statistics: DataFrame, max_rise: float, baseline_runs: int) -> None:
+    """Compare the rejected share with the mean of the newest earlier runs that had input.
+
+    Raises:
+        DataRefused: it rose by more than ``max_rise``; the message names the condition that rose most.
+    """
+    history = statistics.where("input_rows > 0")
     runs = history.select("run_at", "run_id").distinct().orderBy(F.desc("run_at"), F.desc("run_id"))
     baseline = {
         row["condition_name"]: row["share"]
-        for row in history.join(runs.limit(params.baseline_runs), ["run_at", "run_id"], "left_semi")
+        for row in history.join(runs.limit(baseline_runs), ["run_at", "run_id"], "left_semi")
         .groupBy("condition_name")
         .agg(F.avg(F.try_divide("rejected_rows", "input_rows")).alias("share"))
         .collect()
     }
-    if not baseline or params.max_rise is None:
-        return
     name, rise = largest_rise(counts.shares, baseline)
-    if rise > params.max_rise:
+    if baseline and rise > max_rise:
         raise DataRefused(
             f"alert: the rejected share rose by {rise:.1%} to {sum(counts.shares.values()):.1%}, "
-            f"most of all by the condition '{name}' (from {baseline.get(name, 0.0):.1%} to {counts.shares[name]:.1%}); "
-            "nothing was written"
+            f"most of all by the condition '{name}' "
+            f"(from {baseline.get(name, 0.0):.1%} to {counts.shares[name]:.1%}); nothing was written"
         )
 
 

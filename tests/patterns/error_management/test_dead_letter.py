@@ -509,11 +509,15 @@ class TestReplay:
         }
         return dead_letter_replay.run(stream.spark, dead_letter_replay.Parameters(**(given | changes)))
 
-    def test_without_the_switch_it_only_reports(self, failed: Stream) -> None:
+    def test_without_the_switch_or_with_other_columns_it_writes_nothing(self, failed: Stream) -> None:
         before = failed.version("main"), failed.version("dead")
         report = self.replay(failed, publish_partitions=False)
         assert (report["read"], report["replayed"], report["failed"]) == (2, 1, 1)
         assert report["touched_partitions"] == [{"event_date": "2024-01-01"}]
+        with pytest.raises(WrongUse, match=r"differ in the columns event_date"):
+            self.replay(failed, derive={"event_time": "try_to_timestamp(event_time)"})
+        with pytest.raises(NotReady, match="there is no Delta table"):
+            self.replay(failed, dead_letter=failed.path("nowhere"))
         assert (failed.version("main"), failed.version("dead")) == before
 
     def test_mended_records_join_the_main_table_once(self, failed: Stream) -> None:
@@ -554,12 +558,6 @@ class TestReplay:
             (3, "parked"),
         ]
         assert self.replay(failed)["read"] == 0
-
-    def test_other_columns_than_the_target_has_are_refused(self, failed: Stream) -> None:
-        with pytest.raises(WrongUse, match=r"differ in the columns event_date"):
-            self.replay(failed, derive={"event_time": "try_to_timestamp(event_time)"})
-        with pytest.raises(NotReady, match="there is no Delta table"):
-            self.replay(failed, dead_letter=failed.path("nowhere"))
 
 
 DEVICES = [("Air", "1"), (None, "1"), ("Pro", None), (None, None)]
