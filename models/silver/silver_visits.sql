@@ -40,8 +40,8 @@
             valid.keep_private,
             valid.page,
             valid.context,
-            valid.load_id,
-            valid.payload_hash,
+            coalesce(valid.load_id, 0) as load_id,
+            coalesce(valid.payload_hash, '') as payload_hash,
             valid.visit_id is null as is_deleted
         from touched
         left join {{ ref('silver_visits_valid') }} as valid
