@@ -92,8 +92,9 @@
     {%- for column in batch_columns -%}
         {%- do types.update({column.name: column.dtype}) -%}
     {%- endfor -%}
+    {%- set tracked_names = lakehouse_patterns.as_list(options.get('tracked_columns')) -%}
     {%- set feed_columns = [options.changed_at, options.get('sequence'), options.get('is_deleted')] | select | list -%}
-    {%- for name in key_names + feed_columns + (options.get('tracked_columns') or []) -%}
+    {%- for name in key_names + feed_columns + tracked_names -%}
         {%- do lakehouse_patterns.require(
             name in types, "the model has no column '" ~ name ~ "'; it has: " ~ (types | join(', '))
         ) -%}
@@ -120,7 +121,7 @@
         {%- if name in key_names -%}
             {%- do key.update({name: dtype}) -%}
         {%- elif name in feed_columns -%}
-        {%- elif not options.get('tracked_columns') or name in options.tracked_columns -%}
+        {%- elif not tracked_names or name in tracked_names -%}
             {%- do tracked.update({name: dtype}) -%}
         {%- else -%}
             {%- do untracked.update({name: dtype}) -%}
