@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from tests.support.dbt_project import DbtProject
 
-ROWS = 5_000_000
+ROWS = 2_000_000
 PLAIN = "{{ config(materialized='table') }}\n"
 AUDITED = "{{ config(materialized='awap', meta={'lakehouse_patterns': {'awap': {'audits': [%s]}}}) }}\n"
 ROW_AUDITS = """
@@ -49,7 +49,7 @@ MODELS = {
 
 
 def comparisons(bench: Workbench) -> Iterator[Comparison]:
-    """An aggregate of 5 M visits, then the same visits passed through."""
+    """An aggregate of 2 M visits, then the same visits passed through."""
     spark, rows = bench.spark, bench.rows(ROWS)
     files = {f"models/{name}.sql": sql for name, sql in MODELS.items()} | {"models/sources.yml": SOURCES}
     root = bench.folder / "awap"

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from tests.support.render import MacroRenderer
 
-ROWS = 2_000_000
+ROWS = 1_000_000
 COMPUTED = {
     "is_connected": "context.connected_since is not null",
     "page_referral_key": "concat_ws('-', page, context.referral)",
@@ -22,7 +22,7 @@ COLUMN = {
 
 
 def comparisons(bench: Workbench) -> Iterator[Comparison]:
-    """Write 2 M visits plain and in three layouts; then aggregate a computed column of each."""
+    """Write 1 M visits plain and in three layouts; then aggregate a computed column of each."""
     spark, rows = bench.spark, bench.rows(ROWS)
     render = MacroRenderer(bench.folder / "render", spark)
     spark.range(rows).selectExpr(
