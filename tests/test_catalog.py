@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutations.runner import committed_mutations
 from tests.support.pytest_ids import REPOSITORY, names_a_test
-from tests.support.snippets import claimed
+from tests.support.snippets import MARKER, claimed
 from tools.catalog import FAMILIES, Behaviour, Pattern, patterns
 
 SPECIFICATIONS = REPOSITORY.parent / "shared" / "patterns"  # only where the project itself is developed
