@@ -55,6 +55,7 @@ def test_the_page_has_the_section_with_all_its_parts(pattern: Pattern) -> None:
     assert [
         part for part in PAGE_PARTS if not re.search(rf"(^###\s|\*\*){part}", sections[anchor], re.M)
     ] == []
+    assert MARKER.search(sections[anchor]), "no snippet that a test runs"
 
 
 @each_pattern
