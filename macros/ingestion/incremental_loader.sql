@@ -13,16 +13,15 @@
 -#}
 
 {% macro incremental_window(
-    column=none, window_from=none, window_to=none, overlap=none, bootstrap_from=none,
-    watermark_relation=none, watermark_column=none
+    column=none, window_from=none, window_to=none, overlap=none, bootstrap_from=none, watermark_column=none
 ) %}
     {{ return(adapter.dispatch('incremental_window', 'lakehouse_patterns')(
-        column, window_from, window_to, overlap, bootstrap_from, watermark_relation, watermark_column
+        column, window_from, window_to, overlap, bootstrap_from, watermark_column
     )) }}
 {% endmacro %}
 
 {% macro default__incremental_window(
-    column, window_from, window_to, overlap, bootstrap_from, watermark_relation, watermark_column
+    column, window_from, window_to, overlap, bootstrap_from, watermark_column
 ) %}
     {%- set options = lakehouse_patterns._incremental_loader_options() -%}
     {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
@@ -44,7 +43,7 @@
         ) -%}
     {%- else -%}
         {%- set watermark = lakehouse_patterns._watermark(
-            watermark_relation, watermark_column or options.watermark_column or column
+            watermark_column or options.watermark_column or column
         ) -%}
         {%- if watermark is none -%}
             {%- set start = lakehouse_patterns._moment('bootstrap_from', bootstrap_from) if bootstrap_from -%}
@@ -95,26 +94,18 @@
     {{ return(column or 'true') }}
 {% endmacro %}
 
-{% macro _watermark(relation, column) %}
-    {#- The newest value that the target (or another relation) holds; none if it is absent, empty or rebuilt. -#}
+{% macro _watermark(column) %}
+    {#- The newest value that the target holds; none if it is absent, empty or rebuilt. -#}
     {%- set name = column.split('.')[-1] -%}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('`?\\w+`?', name),
         "'" ~ column ~ "' is an expression: name the target's column that holds it as watermark_column"
     ) -%}
-    {%- if not execute or this is not defined -%}
-        {{ return(none) }}
-    {%- endif -%}
-    {%- if relation is none -%}
-        {%- set target = this if lakehouse_patterns.is_incremental() else none -%}
-    {%- else -%}
-        {%- set target = load_relation(relation) -%}
-    {%- endif -%}
-    {%- if target is none -%}
+    {%- if not execute or this is not defined or not lakehouse_patterns.is_incremental() -%}
         {{ return(none) }}
     {%- endif -%}
     {#- unix_micros takes timestamps only: a text column fails here, where a cast to NULL would reload everything. -#}
-    {%- set newest = run_query('select unix_micros(max(' ~ name ~ ')) as micros from ' ~ target).rows[0][0] -%}
+    {%- set newest = run_query('select unix_micros(max(' ~ name ~ ')) as micros from ' ~ this).rows[0][0] -%}
     {%- if newest is none -%}
         {{ return(none) }}
     {%- endif -%}

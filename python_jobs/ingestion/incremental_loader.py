@@ -54,6 +54,8 @@ FORMAT_VERSION = 1
 LOADS_PER_PARTITION = 1000
 
 _COMMIT_ATTEMPTS = 5
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
 _GRAINS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
 _PARTITION_TYPES = {"date": "date", "hour": "int"}
 _BRONZE_TYPES = {
@@ -284,19 +286,17 @@ def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
     return folders
 
 
-def partition_columns_of(files: Sequence[LandingFile], grain: str) -> list[str]:
-    """Return the folder columns that all files share; those of the grain if there are none.
+def partition_columns_of(files: Sequence[LandingFile]) -> list[str]:
+    """Return the folder columns that all files share.
 
     Raises:
         DataRefused: some files lie in other kinds of folders than the rest.
     """
-    layouts = {tuple(file.partition): file.path for file in files} or {
-        ("date", "hour") if grain == "hour" else ("date",): ""
-    }
+    layouts = {tuple(file.partition): file.path for file in files}
     if len(layouts) > 1:
         ways = " and ".join(f"{path} by {list(columns)}" for columns, path in sorted(layouts.items()))
         raise DataRefused(f"the source mixes layouts, {ways}: move the strays or prefix them with '_'")
-    return list(next(iter(layouts)))
+    return list(next(iter(layouts), ()))
 
 
 # --- the tables -----------------------------------------------------------------------------------------
@@ -400,16 +400,25 @@ def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
     )
 
 
-def check_target(spark: SparkSession, target: str, partition_columns: Sequence[str]) -> None:
-    """Raise WrongUse if the target exists and is no bronze table of this layout."""
-    if not table_exists(spark, target):
-        return
-    has = dict(read_table(spark, target).dtypes)
-    needs = _BRONZE_TYPES | {name: _PARTITION_TYPES[name] for name in partition_columns}
-    if has != needs:
+def partition_columns(spark: SparkSession, parameters: Parameters, files: Sequence[LandingFile]) -> list[str]:
+    """Return how the target is partitioned: as the files lie; without any, as it is or as the window says.
+
+    Raises:
+        WrongUse: the target exists and is no bronze table of this layout.
+    """
+    needs, has = partition_columns_of(files), {}
+    if table_exists(spark, parameters.target):
+        has = dict(read_table(spark, parameters.target).dtypes)
+    if not files:
+        by_grain = ["date", "hour"] if parameters.grain == "hour" else ["date"]
+        needs = [name for name in _PARTITION_TYPES if name in has] if has else by_grain
+    types = _BRONZE_TYPES | {name: _PARTITION_TYPES[name] for name in needs}
+    if has and has != types:
         raise WrongUse(
-            f"target {target} is a table of another schema: it has {_ddl(has)}; a load needs {_ddl(needs)}"
+            f"target {parameters.target} is a table of another schema: it has {_ddl(has)}; "
+            f"a load needs {_ddl(types)}"
         )
+    return needs
 
 
 # --- the run --------------------------------------------------------------------------------------------
@@ -448,8 +457,7 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     """Return the report, or None if another run took our number."""
     landing = Landing(spark, parameters.source)
     files = landing.files(window_folders(landing, parameters))
-    columns = partition_columns_of(files, parameters.grain)
-    check_target(spark, parameters.target, columns)
+    columns = partition_columns(spark, parameters, files)
     before = loaded(spark, parameters)
 
     new = [file for file in files if file.file_path not in before.files]
@@ -460,8 +468,10 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     ]
     batch = new + changed
     replacing = parameters.mode == "replace_window"
-    if replacing and (batch or before.files.keys() - {file.file_path for file in files}):
+    gone = before.files.keys() - {file.file_path for file in files} if replacing else set()
+    if replacing and (batch or gone):
         batch = files
+    exists = table_exists(spark, parameters.target)
     report = {
         "source": parameters.source,
         "target": parameters.target,
@@ -470,15 +480,13 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         "files_changed": len(changed),
         "files_skipped": len(files) - len(batch),
         "lines_written": 0,
-        "rejected": 0,
+        "table_version": latest_version(spark, parameters.target) if exists else None,
     }
-    exists = table_exists(spark, parameters.target)
-    if not batch and (exists or (not files and parameters.window is None)):
-        version = latest_version(spark, parameters.target) if exists else None
-        return report | {"table_version": version, "ledger_version": None}
+    if not batch and not gone and (exists or parameters.window is None):
+        return report
 
     # Rises with every run even if the clock doesn't: readers ask for what is newer than what they have.
-    ingested_at = max(int(now.timestamp() * 1_000_000), before.ingested_at + 1)
+    ingested_at = max((now - _EPOCH) // _MICROSECOND, before.ingested_at + 1)
     file_rows = files_frame(spark, assign_load_ids(batch, before.load_ids), ingested_at)
     condition = _replace_condition(parameters, columns) if replacing else None
     transaction = (APP_ID, before.run + 1)
