@@ -20,7 +20,9 @@ def parse_time(text: str) -> dt.datetime:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise WrongUse(f"'{text}' is not a time; use 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00") from None
+        raise WrongUse(
+            f"'{text}' is not a time; use 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00"
+        ) from None
     return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
 
 
@@ -33,7 +35,9 @@ class Interval:
 
     def __post_init__(self) -> None:
         if self.start >= self.end:
-            raise WrongUse(f"the interval [{self.start:%FT%T}, {self.end:%FT%T}) is empty: from must be before to")
+            raise WrongUse(
+                f"the interval [{self.start:%FT%T}, {self.end:%FT%T}) is empty: from must be before to"
+            )
 
     @classmethod
     def parse(cls, start: str, end: str) -> Interval:
