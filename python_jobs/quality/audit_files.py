@@ -21,7 +21,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -30,6 +29,7 @@ from python_jobs.error_management.json_records import ERROR_CLASS, parse_records
 from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
 
 _SHOWN_PROBLEMS = 20
+_SCHEME_AND_HOST = r"^\w+:(//[^/]*)?(?=/)"
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def line_facts(lines: DataFrame, is_invalid: Column | None = None) -> DataFrame:
         is_invalid: condition on a line; None when any line will do.
 
     Returns:
-        one row a file: ``file``, ``lines``, ``header`` (the first line) and ``first_invalid_line``, counted
-        from 1 or NULL. Spark cuts large files into blocks that tasks read in any order; within a block row
+        one row a file: ``file`` (its path, as in a URI), ``lines``, ``header`` (the first line) and
+        ``first_invalid_line``, counted from 1 or NULL. Spark cuts large files into blocks that tasks read in any order; within a block row
         ids are consecutive, so a line's number is its place in the block after the lines of earlier blocks.
     """
     numbered = lines.select(
-        F.col("_metadata.file_path").alias("file"),
+        F.regexp_replace("_metadata.file_path", _SCHEME_AND_HOST, "").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("id"),
         F.col("value"),
@@ -146,15 +146,20 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 
 def _sizes(spark: SparkSession, path: str) -> dict[str, int]:
-    """Return the size of each file, from the listing alone: the content column is not read."""
-    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-    try:
-        rows = files.load(path).select(F.col("_metadata.file_path"), "length").collect()
-    except AnalysisException as failure:
-        if "PATH_NOT_FOUND" in str(failure):
-            return {}
-        raise
-    return {row["file_path"]: row["length"] for row in rows}
+    """Return the size of each file by its path. Spark's own listing leaves out empty files, which matter here."""
+    jvm: Any = spark._jvm
+    pattern = jvm.org.apache.hadoop.fs.Path(path)
+    file_system = pattern.getFileSystem(spark._jsc.hadoopConfiguration())
+    sizes: dict[str, int] = {}
+    found = list(file_system.globStatus(pattern) or [])
+    while found:
+        status = found.pop()
+        if status.isDirectory():
+            children = file_system.listStatus(status.getPath())
+            found += [child for child in children if not child.getPath().getName().startswith(("_", "."))]
+        else:
+            sizes[status.getPath().toUri().getRawPath()] = status.getLen()
+    return sizes
 
 
 if __name__ == "__main__":

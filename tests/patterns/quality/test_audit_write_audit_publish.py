@@ -141,11 +141,32 @@ def issues(project: DbtProject, name: str) -> list[tuple[str, str, str | None]]:
     return sorted((row.run, row.audit, row.issue) for row in rows.collect())
 
 
+def assert_no_staging_left(project: DbtProject) -> None:
+    """Staging has a schema that no reader's table is in, and it is empty after a run."""
+    spark = project.spark
+    assert spark.sql(f"show schemas like '{project.schema}__staging'").count() == 1
+    assert spark.sql(f"show tables in {project.schema}__staging").collect() == []
+    assert spark.sql(f"show tables in {project.schema} like '*stag*'").collect() == []
+
+
 def versions(project: DbtProject, name: str) -> int:
     return len(project.history(name))
 
 
 # Outcome: dispatch ----
+
+
+def test_dispatch_by_the_number_of_rows(project: DbtProject) -> None:
+    """0 and 10,000 rows are rejected as a batch, 9,999 pass; a first run that is rejected leaves an empty table."""
+    lines(project, valid=10_000, invalid=0)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (0, 10_000)
+    lines(project, valid=9_999, invalid=0)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (9_999, 0)
+    lines(project, valid=0, invalid=0)
+    project.run("run", "--select", "batches")
+    assert counts(project, "batches") == (9_999, 0)
 
 
 def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> None:
@@ -171,20 +192,6 @@ def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> None:
     assert project.table("batches__rejects").where("array_contains(rejected_by, 'required')").count() == 100
 
 
-def test_dispatch_by_the_number_of_rows(make_project: Callable[..., DbtProject]) -> None:
-    """0 and 10,000 rows are rejected as a batch, 9,999 pass; the first run still leaves a table to refer to."""
-    project = make_project({name: FILES[name] for name in ("models/batches.sql", "models/properties.yml")})
-    lines(project, valid=10_000, invalid=0)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (0, 10_000)
-    lines(project, valid=9_999, invalid=0)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (9_999, 0)
-    lines(project, valid=0, invalid=0)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (9_999, 0)
-
-
 # Outcome: fail ----
 
 
@@ -193,6 +200,7 @@ def test_failures_are_named_together_and_nothing_is_published(project: DbtProjec
     project.run("run", "--select", "strict")
     pages(project, ("u1", None), (None, None), ("u3", "home"))
     message = project.fails("run", "--select", "strict")
+    assert_no_staging_left(project)
     assert "nothing was published to" in message
     assert "the share of rows with NULL in user_id is 0.3333 (1 of 3), allowed at most 0" in message
     assert "the share of rows with NULL in page is 0.6667 (2 of 3), allowed at most 0.4" in message
@@ -205,6 +213,7 @@ def test_failures_are_named_together_and_nothing_is_published(project: DbtProjec
     pages(project, ("u3", "home"))
     project.run("run", "--select", "strict")
     assert_rows(project.table("strict"), [("u3", "home")])
+    assert_no_staging_left(project)
 
 
 def test_an_input_audit_blames_the_provider(project: DbtProject) -> None:
@@ -265,47 +274,32 @@ def test_a_day_that_runs_again_replaces_itself_alone(project: DbtProject) -> Non
 
 
 def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtProject) -> None:
+    """Then a run that stages nothing commits nothing, and one with a row of no period publishes nothing."""
     statistics(project, ("a", 10, JULY_1), ("a", 10, JULY_2))
     project.run("run", "--full-refresh", "--select", "daily")
     statistics(project, ("a", 11, JULY_1), (None, 7, JULY_2), (None, 8, JULY_2), ("a", 9, JULY_2))
     project.run("run", "--select", "daily")
-    assert_rows(project.table("daily"), [("a", 11, JULY_1), ("a", 10, JULY_2)])
+    published = [("a", 11, JULY_1), ("a", 10, JULY_2)]
+    assert_rows(project.table("daily"), published)
     assert project.table("daily__rejects").where(f"day = '{JULY_2}'").count() == 3
 
-
-def test_nothing_staged_changes_nothing(project: DbtProject) -> None:
-    statistics(project, ("a", 10, JULY_1))
-    project.run("run", "--full-refresh", "--select", "daily")
     before = versions(project, "daily")
     statistics(project)
     project.run("run", "--select", "daily")
     assert versions(project, "daily") == before
 
-
-def test_a_row_without_period_fails_the_run(project: DbtProject) -> None:
-    statistics(project, ("a", 10, JULY_1))
-    project.run("run", "--full-refresh", "--select", "daily")
-    statistics(project, ("a", 1, None), ("a", 10, JULY_2))
+    statistics(project, ("a", 1, None), ("a", 12, JULY_3))
     message = project.fails("run", "--select", "daily")
     assert message.count("1 rows have NULL in the period column day") == 1
-    assert_rows(project.table("daily"), [("a", 10, JULY_1)])
+    assert_rows(project.table("daily"), published)
 
 
-def test_companion_tables_survive_a_lost_metastore(project: DbtProject) -> None:
+def test_companion_tables_survive_a_lost_metastore_and_take_new_columns(project: DbtProject) -> None:
     statistics(project, ("a", 10, JULY_1), (None, 1, JULY_1))
     project.run("run", "--full-refresh", "--select", "daily")
     before = versions(project, "daily__audit_results")
     for name in ("daily__rejects", "daily__audit_results"):
         project.spark.sql(f"drop table {project.schema}.{name}")
-    statistics(project, ("a", 10, JULY_2))
-    project.run("run", "--select", "daily")
-    assert counts(project, "daily") == (2, 1)
-    assert versions(project, "daily__audit_results") == before + 1
-
-
-def test_a_new_column_reaches_table_and_rejects(project: DbtProject) -> None:
-    statistics(project, ("a", 10, JULY_1), (None, 1, JULY_1))
-    project.run("run", "--full-refresh", "--select", "daily")
     project.source(
         "statistics",
         project.spark.sql(
@@ -315,6 +309,7 @@ def test_a_new_column_reaches_table_and_rejects(project: DbtProject) -> None:
     project.run("run", "--select", "daily")
     assert_rows(project.table("daily"), [("a", 10, JULY_1, None), ("a", 10, JULY_2, "x")])
     assert_rows(project.table("daily__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
+    assert versions(project, "daily__audit_results") == before + 1
 
 
 def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProject) -> None:
@@ -342,18 +337,6 @@ def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProj
 
 
 # Staging ----
-
-
-def test_staging_is_never_among_the_readers_tables(project: DbtProject) -> None:
-    pages(project, ("u1", "home"))
-    project.run("run", "--select", "strict")
-    pages(project, (None, None))
-    project.fails("run", "--select", "strict")
-    spark = project.spark
-    assert f"{project.schema}__staging" in {row[0] for row in spark.sql("show schemas").collect()}
-    assert spark.sql(f"show tables in {project.schema}__staging").collect() == []
-    named = {row.tableName for row in spark.sql(f"show tables in {project.schema} like '*stag*'").collect()}
-    assert named == set()
 
 
 @pytest.mark.kill
@@ -487,8 +470,8 @@ def test_the_baseline_is_the_median_of_earlier_periods(
 @pytest.mark.parametrize(
     ("audit", "row", "issue"),
     [
-        (ALL_TYPES[0], {"value": 1}, None),
-        (ALL_TYPES[0], {"value": 0}, "the number of rows is 0, allowed at least 1"),
+        (ALL_TYPES[0], {"row_count": 1}, None),
+        (ALL_TYPES[0], {"row_count": 0}, "the number of rows is 0, allowed at least 1"),
         (ALL_TYPES[1], {"value": 2}, None),
         (ALL_TYPES[1], {"value": 3}, "the share of rows with NULL in site is 0.75 (3 of 4), allowed at most 0.5"),
         (ALL_TYPES[2], {"value": 1},
@@ -558,7 +541,7 @@ def test_all_problems_of_a_file_in_one_error(spark: SparkSession, tmp_path: Path
     with pytest.raises(DataRefused) as refused:
         run(spark, Parameters(path, min_bytes=100, min_lines=2))
     message = str(refused.value)
-    assert message.startswith("1 of 1 files failed the audit: file://")
+    assert message.startswith("1 of 1 files failed the audit: /")
     assert message.endswith(
         "bad.json: 10 bytes, allowed at least 100; 1 lines, allowed at least 2; line 1 is not one JSON object"
     )
