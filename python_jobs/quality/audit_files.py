@@ -69,8 +69,9 @@ def line_facts(lines: DataFrame, is_invalid: Column | None = None) -> DataFrame:
 
     Returns:
         one row a file: ``file`` (its path, as in a URI), ``lines``, ``header`` (the first line) and
-        ``first_invalid_line``, counted from 1 or NULL. Spark cuts large files into blocks that tasks read in any order; within a block row
-        ids are consecutive, so a line's number is its place in the block after the lines of earlier blocks.
+        ``first_invalid_line``, counted from 1 or NULL. Spark cuts large files into blocks that tasks read in
+        any order; within a block row ids are consecutive, so a line's number is its place in the block after
+        the lines of earlier blocks.
     """
     numbered = lines.select(
         F.regexp_replace("_metadata.file_path", _SCHEME_AND_HOST, "").alias("file"),
