@@ -250,6 +250,7 @@ class BatchWriter(BatchFunction):
         if account.dead:
             now = params.now or utc_now().isoformat()
             dead = dead_letters(parsed, record_columns, batch_id, params.job_name, params.job_version, now)
+            dead = dead.coalesce(1)  # numbering them spread few rows over many files
             retried(lambda: append(dead, params.dead_letter, options), params.sink_attempts)
         retried(lambda: append(valid_records(parsed), params.target, options), params.sink_attempts)
         self.accounts.append(account)
