@@ -24,40 +24,34 @@ with touched_hours as (
     group by event_date, date_trunc('hour', event_time)
 ),
 
-counted as (
+views as (
     select
-        visits.event_date,
-        date_trunc('hour', visits.event_time) as event_hour,
-        visits.page,
-        count(*) as views,
-        touched_hours.last_ingested_at,
-        false as is_deleted
-    from {{ ref('silver_visits') }} as visits
-    inner join touched_hours
-        on visits.event_date = touched_hours.event_date
-        and date_trunc('hour', visits.event_time) = touched_hours.event_hour
-    group by
-        visits.event_date, date_trunc('hour', visits.event_time), visits.page, touched_hours.last_ingested_at
+        event_date,
+        date_trunc('hour', event_time) as event_hour,
+        page,
+        1 as views
+    from {{ ref('silver_visits') }}
+    {% if is_incremental() %}
+        union all
+        -- What is published counts nothing: a page that silver no longer has comes out with no view, and is deleted.
+        select
+            event_date,
+            event_hour,
+            page,
+            0 as views
+        from {{ this }}
+    {% endif %}
 )
 
-select * from counted
-
-{% if is_incremental() %}
-    union all
-
-    select
-        published.event_date,
-        published.event_hour,
-        published.page,
-        cast(0 as bigint) as views,
-        touched_hours.last_ingested_at,
-        true as is_deleted
-    from {{ this }} as published
-    inner join touched_hours
-        on published.event_date = touched_hours.event_date
-        and published.event_hour = touched_hours.event_hour
-    left anti join counted
-        on published.event_date = counted.event_date
-        and published.event_hour = counted.event_hour
-        and published.page = counted.page
-{% endif %}
+select
+    views.event_date,
+    views.event_hour,
+    views.page,
+    sum(views.views) as views,
+    touched_hours.last_ingested_at,
+    sum(views.views) = 0 as is_deleted
+from views
+inner join touched_hours
+    on views.event_date = touched_hours.event_date
+    and views.event_hour = touched_hours.event_hour
+group by views.event_date, views.event_hour, views.page, touched_hours.last_ingested_at

@@ -23,36 +23,35 @@ with touched_days as (
     group by event_date
 ),
 
-computed as (
+events as (
     select
-        visits.event_date,
-        coalesce(visits.context.referral, 'direct') as referral,
-        count(*) as events,
-        count(distinct visits.visit_id) as visits,
-        count(distinct visits.user_id) as users,
-        touched_days.last_ingested_at,
-        false as is_deleted
-    from {{ ref('silver_visits') }} as visits
-    inner join touched_days on visits.event_date = touched_days.event_date
-    group by visits.event_date, coalesce(visits.context.referral, 'direct'), touched_days.last_ingested_at
+        event_date,
+        coalesce(context.referral, 'direct') as referral,
+        visit_id,
+        user_id,
+        1 as events
+    from {{ ref('silver_visits') }}
+    {% if is_incremental() %}
+        union all
+        -- What is published counts nothing: a referral that silver no longer has is deleted.
+        select
+            event_date,
+            referral,
+            null as visit_id,
+            null as user_id,
+            0 as events
+        from {{ this }}
+    {% endif %}
 )
 
-select * from computed
-
-{% if is_incremental() %}
-    union all
-
-    select
-        published.event_date,
-        published.referral,
-        cast(0 as bigint) as events,
-        cast(0 as bigint) as visits,
-        cast(0 as bigint) as users,
-        touched_days.last_ingested_at,
-        true as is_deleted
-    from {{ this }} as published
-    inner join touched_days on published.event_date = touched_days.event_date
-    left anti join computed
-        on published.event_date = computed.event_date
-        and published.referral = computed.referral
-{% endif %}
+select
+    events.event_date,
+    events.referral,
+    sum(events.events) as events,
+    count(distinct events.visit_id) as visits,
+    count(distinct events.user_id) as users,
+    touched_days.last_ingested_at,
+    sum(events.events) = 0 as is_deleted
+from events
+inner join touched_days on events.event_date = touched_days.event_date
+group by events.event_date, events.referral, touched_days.last_ingested_at
