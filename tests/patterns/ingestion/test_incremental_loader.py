@@ -284,13 +284,15 @@ def test_a_folder_without_partitions_loads_into_a_table_of_the_catalog(feed: Fee
     assert feed.spark.table(f"{feed.target}_files").where("date is null and hour is null").count() == 2
 
 
-def test_a_day_is_loaded_whole(feed: Feed) -> None:
+def test_a_day_is_loaded_whole_from_and_to_uris(feed: Feed) -> None:
     feed.land("date=2024-03-01/devices.json", "d1\n")
     feed.land("date=2024-03-02/devices.json", "d2\n")
-    feed.load(from_="2024-03-01", to="2024-03-02", grain="day")
+    day = {"from_": "2024-03-01", "to": "2024-03-02", "grain": "day"}
+    run(feed.spark, Parameters(source=f"file://{feed.folder}", target=f"file://{feed.target}", **day))
     assert_rows(
         feed.bronze().select("payload", "load_id", "date"), [("d1", 2024030100001, dt.date(2024, 3, 1))]
     )
+    assert_rows(feed.ledger().select("file_path"), [("date=2024-03-01/devices.json",)])
 
 
 def test_an_empty_hour_is_a_success_that_makes_the_table(feed: Feed) -> None:
