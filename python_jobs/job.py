@@ -134,6 +134,8 @@ _KNOWN_FAILURES = {
     "DELTA_FAILED_TO_MERGE_FIELDS": "the target table has another schema",
     "DELTA_SCHEMA_MISMATCH": "the target table has another schema",
     "DELTA_METADATA_MISMATCH": "the target table has another schema",
+    "DELTA_PROTOCOL_CHANGED": "another writer committed to the same table; run again",
+    "DELTA_METADATA_CHANGED": "another writer committed to the same table; run again",
     "DELTA_CONCURRENT": "another writer committed to the same table; run again",
 }
 
