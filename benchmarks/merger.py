@@ -118,7 +118,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
                 batch=batch,
                 target=target.name,
                 columns={"inserted": COLUMNS, "updated": COLUMNS},
-                partition_values=render("_merger_partition_values", merger=configured, batch=batch),
+                looked_up=render("_merger_look_up", merger=configured, batch=batch, target=target.name),
                 incremental_predicates=[],
             )
         )

@@ -48,7 +48,7 @@
         source,
         target,
         lakehouse_patterns._merger_written_columns(merger, target, adapter.get_columns_in_relation(target)),
-        lakehouse_patterns._merger_partition_values(merger, source),
+        lakehouse_patterns._merger_look_up(merger, source, target),
         incremental_predicates or []
     )) }}
 {% endmacro %}
@@ -150,6 +150,12 @@
             name in merger.types, "the model has no column '" ~ name ~ "'; it has: " ~ (merger.types | join(', '))
         ) -%}
     {%- endfor -%}
+    {%- for name in merger.prune_by -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns._merger_literal(name, merger.types[name]),
+            "prune_by may not name a column of type " ~ merger.types[name] ~ ", got '" ~ name ~ "'"
+        ) -%}
+    {%- endfor -%}
     {%- if merger.is_deleted -%}
         {%- do lakehouse_patterns.require(
             merger.types[merger.is_deleted] == 'boolean',
@@ -240,7 +246,7 @@
 {%- endmacro %}
 
 
-{% macro _merger_latest(merger, batch, partition_values={}) %}
+{% macro _merger_latest(merger, batch, partitions={}) %}
     {#-
         The batch's newest row of each key. Ties are broken by all other columns (a deletion first), so that the
         order in which rows are read decides nothing.
@@ -270,7 +276,7 @@
             select
                 {%- for name in merger.types %}
                 {% if name == merger.key[0] -%}
-                    {{ lakehouse_patterns._merger_checked_key(merger, 'batch', partition_values) }}
+                    {{ lakehouse_patterns._merger_checked_key(merger, 'batch', partitions) }}
                 {%- else -%}
                     batch.{{ adapter.quote(name) }}
                 {%- endif %} as {{ adapter.quote(name) }}
@@ -290,7 +296,7 @@
 {%- endmacro %}
 
 
-{% macro _merger_checked_key(merger, alias, partition_values) %}
+{% macro _merger_checked_key(merger, alias, partitions) %}
     {#-
         The first key column, or the end of the statement at an incomplete row and at a row that came after the
         partitions were looked up: outside of them every row would be taken for a new key.
@@ -301,7 +307,7 @@
         'quarantine': 'it came while the others were being quarantined, run the model again'
     } -%}
     {%- set required = lakehouse_patterns._merger_required(merger) -%}
-    {%- if required or partition_values -%}
+    {%- if required or partitions -%}
         case
             {%- if required %}
             when {{ lakehouse_patterns._merger_incomplete(merger, alias) }} then raise_error(concat(
@@ -310,8 +316,8 @@
                 '; {{ advice[merger.on_null_key] }}'
             ))
             {%- endif %}
-            {%- if partition_values %}
-            when not coalesce({{ lakehouse_patterns._merger_pruned(partition_values, alias) | join(' and ') }}, false)
+            {%- if partitions %}
+            when not coalesce({{ lakehouse_patterns._merger_pruned(partitions, alias) | join(' and ') }}, false)
                 then raise_error(
                     'lakehouse_patterns: the source of {{ merger.relation }} changed while the model was running, run it again'
                 )
@@ -428,30 +434,53 @@
 
 {#- The merge -#}
 
-{% macro _merger_partition_values(merger, batch) %}
+{% macro _merger_look_up(merger, batch, target) %}
     {#-
-        For each column of prune_by what the batch holds, read in one pass over these columns alone:
-        {column: {literals: none when there are too many, minimum, maximum, has_null}}, as SQL.
+        What the merge must know beforehand. `partitions`: for each column of prune_by what the batch holds, as SQL:
+        {column: {literals: none when there are too many, minimum, maximum, has_null}}, read in one pass over these
+        columns alone. `may_be_stale`: whether a stored row may be as new as one of the batch.
     -#}
-    {%- set found = {} -%}
-    {%- if merger.prune_by -%}
-        {%- set result = run_query(lakehouse_patterns._merger_partition_query(merger, batch)) -%}
-        {%- for name in merger.prune_by -%}
-            {%- set row = result.rows[0] -%}
-            {%- do found.update({name: {
-                'literals': row['literals_' ~ loop.index],
-                'minimum': row['minimum_' ~ loop.index],
-                'maximum': row['maximum_' ~ loop.index],
-                'has_null': row['has_null_' ~ loop.index]
-            }}) -%}
-        {%- endfor -%}
+    {%- if not merger.prune_by -%}
+        {{ return({'partitions': {}, 'may_be_stale': merger.sequence | length > 0}) }}
     {%- endif -%}
-    {{ return(found) }}
+    {%- set row = run_query(lakehouse_patterns._merger_batch_query(merger, batch)).rows[0] -%}
+    {%- set partitions = {} -%}
+    {%- for name in merger.prune_by -%}
+        {%- do partitions.update({name: {
+            'literals': row['literals_' ~ loop.index],
+            'minimum': row['minimum_' ~ loop.index],
+            'maximum': row['maximum_' ~ loop.index],
+            'has_null': row['has_null_' ~ loop.index]
+        }}) -%}
+    {%- endfor -%}
+    {{ return({
+        'partitions': partitions,
+        'may_be_stale': lakehouse_patterns._merger_may_be_stale(merger, target, partitions, row['least_sequence'])
+    }) }}
 {% endmacro %}
 
 
-{% macro _merger_partition_query(merger, batch) %}
+{% macro _merger_may_be_stale(merger, target, partitions, least_sequence) %}
+    {#- Changes mostly come in order: reading one column of the stored rows then spares a join with their keys. -#}
+    {%- if not (merger.sequence and least_sequence) -%}
+        {{ return(merger.sequence | length > 0) }}
+    {%- endif -%}
+    {%- set found = run_query(
+        'select coalesce(max(stored.' ~ adapter.quote(merger.sequence[0]) ~ ') >= ' ~ least_sequence
+        ~ ', false) as may_be_stale from ' ~ target ~ ' as stored where '
+        ~ (lakehouse_patterns._merger_pruned(partitions, 'stored') | join(' and '))
+    ) -%}
+    {{ return(found.rows[0]['may_be_stale']) }}
+{% endmacro %}
+
+
+{% macro _merger_batch_query(merger, batch) %}
     {#- Lists of more than 500 literals cost more to parse and compare than the files they spare. -#}
+    {%- if merger.sequence -%}
+        {%- set sequence_literal = lakehouse_patterns._merger_literal(
+            'first_sequence', merger.types[merger.sequence[0]]
+        ) -%}
+    {%- endif -%}
     select
         {%- for name in merger.prune_by %}
         {%- set type, i = merger.types[name], loop.index %}
@@ -462,25 +491,25 @@
         end as literals_{{ i }},
         {{ lakehouse_patterns._merger_literal('least_' ~ i, type) }} as minimum_{{ i }},
         {{ lakehouse_patterns._merger_literal('greatest_' ~ i, type) }} as maximum_{{ i }},
-        nulls_{{ i }} > 0 as has_null_{{ i }}
-        {{- ',' if not loop.last }}
+        nulls_{{ i }} > 0 as has_null_{{ i }},
         {%- endfor %}
+        {{ sequence_literal or 'cast(null as string)' }} as least_sequence
     from (
         select
             {%- for name in lakehouse_patterns._merger_names(merger.prune_by) %}
             collect_set({{ name }}) as distinct_{{ loop.index }},
             min({{ name }}) as least_{{ loop.index }},
             max({{ name }}) as greatest_{{ loop.index }},
-            count_if({{ name }} is null) as nulls_{{ loop.index }}
-            {{- ',' if not loop.last }}
+            count_if({{ name }} is null) as nulls_{{ loop.index }},
             {%- endfor %}
+            {{ 'min(' ~ adapter.quote(merger.sequence[0]) ~ ')' if sequence_literal else 'null' }} as first_sequence
         from {{ lakehouse_patterns._merger_rows(merger, batch) }}
     )
 {% endmacro %}
 
 
 {% macro _merger_literal(value, type) %}
-    {#- SQL that writes a value as a SQL literal. -#}
+    {#- SQL that writes a value as a SQL literal, or none for a type that has no safe one. -#}
     {%- if type == 'string' or type.startswith('varchar') or type.startswith('char') -%}
         {{ return("concat('\\'', replace(replace(" ~ value ~ ", '\\\\', '\\\\\\\\'), '\\'', '\\\\\\''), '\\'')") }}
     {%- elif type in ['date', 'timestamp_ntz'] -%}
@@ -491,14 +520,14 @@
     {%- elif type in ['tinyint', 'smallint', 'int', 'bigint', 'boolean'] or type.startswith('decimal') -%}
         {{ return("cast(" ~ value ~ " as string)") }}
     {%- endif -%}
-    {%- do lakehouse_patterns.require(false, 'prune_by may not name a column of type ' ~ type) -%}
+    {{ return(none) }}
 {% endmacro %}
 
 
-{% macro _merger_pruned(partition_values, alias) %}
+{% macro _merger_pruned(partitions, alias) %}
     {#- The conditions that keep the batch's partitions, one a column. -#}
     {%- set conditions = [] -%}
-    {%- for name, found in partition_values.items() -%}
+    {%- for name, found in partitions.items() -%}
         {%- set column = alias ~ '.' ~ adapter.quote(name) -%}
         {%- set alternatives = [] -%}
         {%- if found.literals -%}
@@ -534,7 +563,7 @@
 {% endmacro %}
 
 
-{% macro _merger_merge(merger, batch, target, columns, partition_values, incremental_predicates) %}
+{% macro _merger_merge(merger, batch, target, columns, looked_up, incremental_predicates) %}
     {#-
         Stale rows leave the batch before the merge: Delta rewrites each file that holds a matched row, even when no
         clause applies to it, and a rerun shall write nothing.
@@ -549,13 +578,13 @@
     using (
         select batch.*
         from (
-            {{ lakehouse_patterns._merger_latest(merger, batch, partition_values) }}
+            {{ lakehouse_patterns._merger_latest(merger, batch, looked_up.partitions) }}
         ) as batch
-        {%- if merger.sequence %}
+        {%- if looked_up.may_be_stale %}
         left anti join {{ target }} as stored
             on {{ (
                 lakehouse_patterns._merger_same_key(merger, 'batch', 'stored')
-                + lakehouse_patterns._merger_pruned(partition_values, 'stored')
+                + lakehouse_patterns._merger_pruned(looked_up.partitions, 'stored')
                 + ['not ' ~ lakehouse_patterns._merger_newer(merger, 'batch', 'stored')]
             ) | join('\n            and ') }}
         {%- endif %}
@@ -563,7 +592,7 @@
     ) as {{ source }}
     on {{ (
         lakehouse_patterns._merger_same_key(merger, source, stored)
-        + lakehouse_patterns._merger_pruned(partition_values, stored)
+        + lakehouse_patterns._merger_pruned(looked_up.partitions, stored)
         + incremental_predicates
     ) | join('\n        and ') }}
     {%- if deleted %}
