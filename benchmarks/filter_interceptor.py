@@ -15,7 +15,7 @@ from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from python_jobs.error_management.filter_interceptor import Condition, Interceptor
 from tests.support.render import MacroRenderer
 
-ROWS = 5_000_000
+ROWS = 3_000_000
 CONDITIONS = [
     {"name": "visit_without_user", "condition": "user_id is not null", "category": "invalid"},
     {"name": "unreadable_time", "condition": "event_time is not null", "category": "invalid"},
@@ -122,5 +122,6 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
             Aim("PySpark, observed counts", "plain WHERE", 1.1),
             Aim("SQL, valid rows as a view", "plain WHERE", 1.3),
         ],
+        repetitions=3,
         facts=counted,
     )
