@@ -80,7 +80,14 @@ def main_job(
                 checkpoint=f"{lakehouse}/checkpoints/dead_letter_visits",
             )
         )
-    absent = [f"source:bronze.bronze_{feed}+" for feed in FEEDS if feed not in feeds]
+    absent = [
+        f"source:bronze.bronze_{feed}{suffix}+"
+        for feed in FEEDS
+        if feed not in feeds
+        for suffix in ("", "_files")
+    ]
+    if "visits" not in feeds:
+        absent.append("source:parsed+")
     exclude = ("--exclude", *absent) if absent else ()
     steps.append(Step("dbt build", ("dbt", "build", "--target", target, *exclude)))
     if "visits" in feeds:

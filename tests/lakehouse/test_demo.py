@@ -95,7 +95,8 @@ def test_absent_feeds_are_left_out_of_every_step():
     assert [step.name for step in steps] == ["load users", "load devices", "dbt build"]
     assert steps[-1].command == (
         "dbt", "build", "--target", "local",
-        "--exclude", "source:bronze.bronze_visits+", "source:bronze.bronze_user_changes+",
+        "--exclude", "source:bronze.bronze_visits+", "source:bronze.bronze_visits_files+",
+        "source:bronze.bronze_user_changes+", "source:bronze.bronze_user_changes_files+", "source:parsed+",
     )  # fmt: skip
     assert [step.name for step in main_job("/lakehouse", Path("/landing"), FEEDS)] == [
         "load visits", "load users", "load user_changes", "load devices", "dead-letter visits", "dbt build", "report",
