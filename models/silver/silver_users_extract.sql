@@ -31,13 +31,14 @@ fields as (
 newest_first as (
     select
         *,
-        dense_rank() over (order by extracted_at desc) as extract_rank,
         row_number() over (
             partition by extract.id
-            order by extracted_at desc, load_id desc, extract.updated_at desc nulls last, to_json(extract) desc
+            order by load_id desc, extract.updated_at desc nulls last, to_json(extract) desc
         ) as row_rank
     from fields
-    where extract.id is not null
+    where
+        extract.id is not null
+        and extracted_at = (select max(all_lines.extracted_at) from fields as all_lines)
 )
 
 select
@@ -50,5 +51,5 @@ select
     extract.plan,
     coalesce(try_to_timestamp(extract.updated_at), extracted_at) as updated_at
 from newest_first
-where extract_rank = 1
-    and row_rank = 1
+where
+    row_rank = 1
