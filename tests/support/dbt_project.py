@@ -17,7 +17,7 @@ import yaml
 from dbt.cli.main import dbtRunner, dbtRunnerResult
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support.session import settings_kept
+from tests.support.session import environment, settings_kept
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = "lakehouse_patterns"
@@ -165,15 +165,12 @@ class DbtProject:
 
     @contextlib.contextmanager
     def _environment(self) -> Iterator[None]:
-        before = dict(os.environ)
-        os.environ |= {"LAKEHOUSE_ROOT": str(self.location), "DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}
         here = Path.cwd()
-        try:
-            yield
-        finally:
-            os.chdir(here)
-            os.environ.clear()
-            os.environ.update(before)
+        with environment(LAKEHOUSE_ROOT=str(self.location), DBT_SEND_ANONYMOUS_USAGE_STATS="false"):
+            try:
+                yield
+            finally:
+                os.chdir(here)
 
     @staticmethod
     def _errors(result: dbtRunnerResult) -> str:

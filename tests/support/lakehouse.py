@@ -7,8 +7,7 @@ import hashlib
 import importlib
 import io
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from pyspark.sql import functions as F
 from python_jobs.job import parse_parameters
 from services.main_job import FEEDS, Step, main_job
 from tests.support.dbt_project import REPOSITORY, DbtFailed
-from tests.support.session import settings_kept
+from tests.support.session import environment, settings_kept
 
 # When a row was loaded differs between two runs of the same input, and so do the values made of it; what was loaded
 # must not. `changes` of a history holds each source change with its load's time.
@@ -84,7 +83,7 @@ class Lakehouse:
             self.spark.sql("drop database if exists lakehouse cascade")
             Lakehouse._in_catalog = self.root
         with (
-            self._environment(),
+            environment(LAKEHOUSE_ROOT=str(self.root), DBT_SEND_ANONYMOUS_USAGE_STATS="false"),
             settings_kept(self.spark),
             contextlib.redirect_stdout(io.StringIO()) as output,
         ):
@@ -115,16 +114,6 @@ class Lakehouse:
         """Return a hash of the rows of every table (or of ``names``), whatever their order and load times."""
         names = names or sorted(log.parent.name for log in self.root.glob("*/*/_delta_log"))
         return {name: rows_hash(self.table(name)) for name in names}
-
-    @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
-        before = dict(os.environ)
-        os.environ |= {"LAKEHOUSE_ROOT": str(self.root), "DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}
-        try:
-            yield
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
 
 
 def rows_hash(rows: DataFrame) -> str:

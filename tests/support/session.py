@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,15 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     with settings_kept(spark):
         spark.conf.set(name, value)
         yield
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for the block, and restore the whole environment after it."""
+    before = dict(os.environ)
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
