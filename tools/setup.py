@@ -6,6 +6,7 @@ makes is already there for the present pins, so a second run does nothing and an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +36,7 @@ def main() -> int:
         ("virtual environment", make_environment),
         ("python packages", install_packages),
         ("jars", fetch_jars),
+        ("jars of the services", fetch_service_jars),
         ("activate script", write_activation),
     ]
     for number, (name, step) in enumerate(steps, start=1):
@@ -111,40 +113,86 @@ def install_packages() -> str:
 
 
 def fetch_jars() -> str:
-    """Fetch the jars of conf/jars.txt into Spark's own jars/ with the Ivy that pyspark ships.
+    """Fetch the jars of conf/jars.txt into Spark's own jars/, without their dependencies.
 
     There they are seen by every way of starting Spark: dbt's session, spark-submit, Thrift Server sessions and
     executors. `spark.jars.packages` would resolve at each start and stay invisible to the Thrift Server.
     """
-    jars = next((VENV / "lib").glob("python3*/site-packages/pyspark/jars"))
-    coordinates = [
-        line.strip().split(":")
-        for line in (ROOT / "conf" / "jars.txt").read_text().splitlines()
-        if line.strip() and not line.startswith("#")
-    ]
-    missing = [c for c in coordinates if not (jars / f"{c[1]}-{c[2]}.jar").exists()]
+    jars = _spark_jars()
+    missing = [c for (c,) in _lines("jars.txt") if not (jars / _jar_name(c)).exists()]
     if not missing:
         return "there"
-    java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java") if os.environ.get("JAVA_HOME") else "java"
-    ivy = next(jars.glob("ivy-*.jar"))
-    with tempfile.TemporaryDirectory(dir=VENV) as scratch:
-        # Retrieved beside their place and moved: a half-fetched jar never stands on the class path.
-        description = Path(scratch) / "ivy.xml"
-        description.write_text(_ivy_description(missing), encoding="utf-8")
-        pattern = f"{scratch}/out/[artifact]-[revision].[ext]"
-        command = [java, "-jar", str(ivy), "-ivy", str(description), "-cache", str(VENV / "ivy-cache")]
-        subprocess.run(
-            [*command, "-confs", "default", "-retrieve", pattern], check=True, stdout=subprocess.DEVNULL
-        )
-        for jar in Path(scratch, "out").glob("*.jar"):
+    with _retrieved(missing, transitive=False) as fetched:
+        for jar in fetched.glob("*.jar"):
             shutil.move(jar, jars / jar.name)
     return f"fetched {len(missing)}"
 
 
-def _ivy_description(coordinates: list[list[str]]) -> str:
+def fetch_service_jars() -> str:
+    """Fetch the jars of conf/service_jars.txt with their dependencies, one folder a service.
+
+    A folder is made in one move when all its jars are here, so the first jar missing means the whole is.
+    """
+    services: dict[str, list[str]] = {}
+    for folder, coordinate in _lines("service_jars.txt"):
+        services.setdefault(folder, []).append(coordinate)
+    made = []
+    for name, coordinates in services.items():
+        folder = VENV / "services" / name
+        if all((folder / _jar_name(coordinate)).exists() for coordinate in coordinates):
+            continue
+        print(f"{name} … ", end="", flush=True)
+        with _retrieved(coordinates, transitive=True) as fetched:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(fetched, folder)
+        made.append(name)
+    return f"fetched {', '.join(made)}" if made else "there"
+
+
+def _lines(name: str) -> list[list[str]]:
+    """Return the words of each line of a file in conf/."""
+    lines = (ROOT / "conf" / name).read_text(encoding="utf-8").splitlines()
+    return [line.split() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _jar_name(coordinate: str) -> str:
+    _, artifact, version = coordinate.split(":")
+    return f"{artifact}-{version}.jar"
+
+
+def _spark_jars() -> Path:
+    return next((VENV / "lib").glob("python3*/site-packages/pyspark/jars"))
+
+
+@contextlib.contextmanager
+def _retrieved(coordinates: list[str], *, transitive: bool) -> Iterator[Path]:
+    """Fetch jars with the Ivy that pyspark ships into a folder that lives as long as the block.
+
+    Beside their place: a half-fetched jar never stands on a class path. What was downloaded stays in Ivy's
+    cache, so an interrupted run goes on where it was.
+    """
+    java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java") if os.environ.get("JAVA_HOME") else "java"
+    ivy = next(_spark_jars().glob("ivy-*.jar"))
+    with tempfile.TemporaryDirectory(dir=VENV, ignore_cleanup_errors=True) as scratch:
+        description = Path(scratch) / "ivy.xml"
+        description.write_text(_ivy_description(coordinates, transitive), encoding="utf-8")
+        fetched = Path(scratch) / "fetched"
+        pattern = f"{fetched}/[artifact]-[revision](-[classifier]).[ext]"
+        command = [java, "-jar", str(ivy), "-ivy", str(description), "-cache", str(VENV / "ivy-cache")]
+        subprocess.run(
+            [*command, "-confs", "default", "-types", "jar", "bundle", "-retrieve", pattern],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        yield fetched
+
+
+def _ivy_description(coordinates: list[str], transitive: bool) -> str:
+    scope = 'conf="default->default"' if transitive else 'transitive="false" conf="default->master"'
     dependencies = "\n".join(
-        f'    <dependency org="{group}" name="{name}" rev="{version}" transitive="false" conf="default->master"/>'
-        for group, name, version in coordinates
+        '    <dependency org="{}" name="{}" rev="{}" {}/>'.format(*coordinate.split(":"), scope)
+        for coordinate in coordinates
     )
     return (
         '<ivy-module version="2.0">\n  <info organisation="lakehouse" module="jars"/>\n'
