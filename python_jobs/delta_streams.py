@@ -10,7 +10,7 @@ import datetime as dt
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from delta.tables import DeltaTable
 from pyspark.errors import StreamingQueryException
@@ -66,11 +66,15 @@ def start_stream(
     checkpoint: str,
     trigger: str | None = None,
     max_files_per_trigger: int | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace."""
+    """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace.
+
+    ``options`` are further options of Delta's reader.
+    """
     # What the function raises reaches the caller through await_end; py4j would print its trace as well.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    reader = spark.readStream.format("delta")
+    reader = spark.readStream.format("delta").options(**options or {})
     if max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
     stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
@@ -80,7 +84,21 @@ def start_stream(
     return sink.trigger(processingTime=trigger).start()
 
 
-def await_end(query: StreamingQuery, function: BatchFunction, source: str) -> None:
+# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
+SOURCE_FAILURES = {
+    "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
+    "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
+    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": "has rewritten rows; a stream needs a source that only appends",
+    "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
+}
+
+
+def await_end(
+    query: StreamingQuery,
+    function: BatchFunction,
+    source: str,
+    source_failures: Mapping[str, str] = SOURCE_FAILURES,
+) -> None:
     """Wait until the query ends, or stop it on an interrupt.
 
     Raises:
@@ -94,19 +112,10 @@ def await_end(query: StreamingQuery, function: BatchFunction, source: str) -> No
     except StreamingQueryException as error:
         if function.failure is not None:
             raise function.failure from None
-        for sign, sentence in _SOURCE_FAILURES.items():
+        for sign, sentence in source_failures.items():
             if sign in str(error):
                 raise JobFailed(f"the source '{source}' {sentence}") from None
         raise
-
-
-# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
-_SOURCE_FAILURES = {
-    "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
-    "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
-    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": "has rewritten rows; a stream needs a source that only appends",
-    "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
-}
 
 
 def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
