@@ -1,1 +1,1 @@
-"""Everything that is not Spark and runs beside it: the demo's runner and the local cluster."""
+"""Everything that is not Spark and runs beside it: Kafka, PostgreSQL, Debezium, S3, a cluster, the demo's runner."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from services.kafka import Broker, running_broker
+from services.object_store import ObjectStore, running_object_store
+from services.postgres import Database, Postgres, running_postgres
 from tests.support.dbt_project import REPOSITORY, DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.session import setting, start_session
@@ -20,6 +25,8 @@ os.environ["TZ"] = "UTC"
 time.tzset()
 os.environ.setdefault("SPARK_CONF_DIR", str(REPOSITORY / "conf"))
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+_NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +64,40 @@ def ansi_modes(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[
 def table_path(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """Return an absolute path for one Delta table of this test."""
     return str(tmp_path / re.sub(r"\W+", "_", request.node.name)[:60])
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Return the process's Kafka broker; a test that stops or kills it starts it again."""
+    with running_broker(tmp_path_factory.mktemp("kafka")) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """Return an empty topic of one partition for this test."""
+    return broker.create_topic(f"topic_{next(_NUMBERS)}")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Return the process's PostgreSQL server; a test that stops or kills it starts it again."""
+    # Not under pytest's folder: the next pytest closes that one to the server's system user.
+    with (
+        tempfile.TemporaryDirectory(prefix="postgres-") as folder,
+        running_postgres(Path(folder) / "server") as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> Database:
+    """Return an empty database for this test."""
+    return postgres.create_database(f"database_{next(_NUMBERS)}")
+
+
+@pytest.fixture(scope="session")
+def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    """Return the process's S3 API; tests use buckets of their own."""
+    with running_object_store(tmp_path_factory.mktemp("s3")) as running:
+        yield running

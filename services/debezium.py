@@ -1,0 +1,206 @@
+"""Kafka Connect in one process with Debezium's PostgreSQL connector: row changes become records of a topic a table.
+
+    with running_debezium(folder, broker, database, tables=["public.users"], topic_prefix="shop") as connector:
+        ...                                  # changes of public.users are in the topic shop.public.users
+
+First every present row (op r), then the stream from the same log position: no gap, no double. The connector knows
+how far it came by its replication slot and its offsets file, so that it goes on there after a stop or a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from services.jars import ROOT, java
+from services.kafka import Broker
+from services.postgres import Database, write_private
+from services.processes import HOST, Process, ServiceFailed, free_port, running
+
+ANSWER_SECONDS = 5
+
+# Says "Starting streaming" when the snapshot is complete.
+_COORDINATOR = "io.debezium.pipeline.ChangeEventSourceCoordinator"
+
+
+class Connector:
+    """One worker with one connector; stopped or killed and started, it goes on where it was."""
+
+    def __init__(
+        self,
+        folder: Path,
+        broker: Broker,
+        database: Database,
+        tables: Sequence[str] = (),
+        topic_prefix: str = "changes",
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the settings; :meth:`start` runs the worker.
+
+        Args:
+            folder: offsets, settings and log.
+            broker: gets the topics ``<topic_prefix>.<schema>.<table>``, made as needed.
+            database: whose changes are captured; its server needs ``wal_level = logical``.
+            tables: those to capture, as ``schema.table``; none: all.
+            topic_prefix: also the connector's name; replication slot and publication are named after it.
+            config: further settings of Debezium, or others than the defaults here.
+        """
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", topic_prefix):
+            raise ServiceFailed(f"topic_prefix is '{topic_prefix}'; letters, digits and _ are allowed")
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        port = free_port()
+        self.name = topic_prefix
+        self.topic_prefix = topic_prefix
+        self.slot_name = f"debezium_{topic_prefix}".lower()
+        self.url = f"http://{HOST}:{port}"
+        write_private(folder / "secrets.properties", f"password={database.password}\n")
+        worker, connector = folder / "worker.properties", folder / "connector.properties"
+        worker.write_text(_properties(_worker_settings(folder, broker, port)), encoding="utf-8")
+        settings = self._settings(folder, database, tables) | dict(config or {})
+        connector.write_text(_properties(settings), encoding="utf-8")
+        main = "org.apache.kafka.connect.cli.ConnectStandalone"
+        self.process = Process(
+            "connect",
+            [*java("connect", logged=_COORDINATOR), main, str(worker), str(connector)],
+            folder,
+            self._is_ready,
+            ports=(port,),
+        )
+
+    def start(self) -> None:
+        """Start the worker and wait until the snapshot is complete and changes are streamed.
+
+        Raises:
+            ServiceFailed: it did not come up; the sentence says why.
+        """
+        self.process.start()
+
+    def stop(self) -> None:
+        """Shut the worker down; the replication slot stays and PostgreSQL keeps what follows."""
+        self.process.stop()
+
+    def kill(self) -> None:
+        """End the worker as a crash would."""
+        self.process.kill()
+
+    def topic(self, table: str) -> str:
+        """Return the topic of a table given as ``schema.table``."""
+        return f"{self.topic_prefix}.{table}"
+
+    def status(self) -> dict[str, Any]:
+        """Return the worker's own report on the connector and its task (``state``, ``trace``).
+
+        Raises:
+            ServiceFailed: the worker does not answer.
+        """
+        try:
+            answer = requests.get(f"{self.url}/connectors/{self.name}/status", timeout=ANSWER_SECONDS)
+            answer.raise_for_status()
+        except requests.RequestException as failure:
+            raise ServiceFailed(f"the worker of connector '{self.name}' does not answer") from failure
+        return dict(answer.json())
+
+    def failure(self) -> str | None:
+        """Return why the connector's task ended, in one sentence, or None while it runs."""
+        status = self.status()
+        for part in (status["connector"], *status["tasks"]):
+            if part["state"] == "FAILED":
+                return _cause(part.get("trace", "no reason given"))
+        return None
+
+    def _is_ready(self, log: str) -> bool:
+        # A connection or setting that is refused ends the worker before it has a connector to ask for.
+        if refused := re.search(r"(?:PSQL|Connect|Config)Exception: (?:FATAL: )?(.+)", log):
+            raise ServiceFailed(f"connector '{self.name}' can't start: {refused[1].strip()}")
+        try:
+            status = self.status()
+            failure = self.failure()
+        except ServiceFailed:
+            return False
+        if failure is not None:
+            raise ServiceFailed(f"connector '{self.name}' can't start: {failure}")
+        return "Starting streaming" in log and any(task["state"] == "RUNNING" for task in status["tasks"])
+
+    def _settings(self, folder: Path, database: Database, tables: Sequence[str]) -> dict[str, str]:
+        settings = {
+            "name": self.name,
+            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+            "plugin.name": "pgoutput",
+            "database.hostname": database.host,
+            "database.port": str(database.port),
+            "database.user": database.user,
+            "database.password": f"${{file:{folder}/secrets.properties:password}}",
+            "database.dbname": database.database,
+            "topic.prefix": self.topic_prefix,
+            "slot.name": self.slot_name,
+            "publication.name": self.slot_name,
+            "publication.autocreate.mode": "filtered" if tables else "all_tables",
+            "snapshot.mode": "initial",
+            "provide.transaction.metadata": "true",
+            "skipped.operations": "none",  # the default leaves truncates out
+            # Numbers and intervals as text: JSON without its schema couldn't tell what the bytes mean.
+            "decimal.handling.mode": "string",
+            "interval.handling.mode": "string",
+            "poll.interval.ms": "100",
+            "retriable.restart.connector.wait.ms": "1000",
+            "topic.creation.default.partitions": "1",
+            "topic.creation.default.replication.factor": "1",
+        }
+        if tables:
+            settings["table.include.list"] = ",".join(re.escape(table) for table in tables)
+        return settings
+
+
+@contextlib.contextmanager
+def running_debezium(
+    folder: Path,
+    broker: Broker,
+    database: Database,
+    tables: Sequence[str] = (),
+    topic_prefix: str = "changes",
+    config: Mapping[str, str] | None = None,
+) -> Iterator[Connector]:
+    """Run a worker with one connector until the block ends. Arguments as of :class:`Connector`.
+
+    Raises:
+        ServiceFailed: it did not come up; the sentence says why.
+    """
+    connector = Connector(folder, broker, database, tables, topic_prefix, config)
+    with running(connector.process):
+        yield connector
+
+
+def _worker_settings(folder: Path, broker: Broker, port: int) -> dict[str, str]:
+    converter = "org.apache.kafka.connect.json.JsonConverter"
+    return {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "listeners": f"http://{HOST}:{port}",
+        "plugin.path": str(ROOT / "connectors"),
+        "plugin.discovery": "service_load",
+        "offset.storage.file.filename": str(folder / "offsets"),
+        "offset.flush.interval.ms": "1000",
+        "key.converter": converter,
+        "key.converter.schemas.enable": "false",
+        "value.converter": converter,
+        "value.converter.schemas.enable": "false",
+        # The password is read by Connect alone and shows neither in its REST API nor in its log.
+        "config.providers": "file",
+        "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
+    }
+
+
+def _properties(settings: Mapping[str, str]) -> str:
+    """Return settings in Java's format, in which a backslash is written twice."""
+    return "".join("{}={}\n".format(name, value.replace("\\", "\\\\")) for name, value in settings.items())
+
+
+def _cause(trace: str) -> str:
+    """Return the message of the innermost exception of a Java stack trace."""
+    messages = [line for line in trace.splitlines() if not line.startswith(("\tat ", "\t..."))]
+    return messages[-1].removeprefix("Caused by: ").partition(": ")[2] or messages[-1]

@@ -1,0 +1,266 @@
+"""A Kafka broker on this machine (KRaft: broker and controller in one process), on a free loopback port.
+
+    with running_broker(folder) as broker:
+        broker.create_topic("visits", partitions=2)
+        broker.produce("visits", [Record(key=b"1", value=b"{}")])
+
+Topics are made by code alone: a job that names one that isn't there must hear of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from services.jars import java
+from services.processes import HOST, Process, ServiceFailed, free_port, running
+
+ANSWER_SECONDS = 30
+# What librdkafka takes for "none given".
+_NO_TIMESTAMP = 0
+_BY_KEY = -1
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a producer hands over; a value of None is a tombstone."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    """None: by the key's hash."""
+    timestamp: int | None = None
+    """Milliseconds since 1970; None: the clock."""
+
+
+class Broker:
+    """One broker with its data folder; it keeps port and data when it is stopped or killed and started."""
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        """Lay out the data folder, unless it is there; :meth:`start` runs the broker.
+
+        Args:
+            folder: data, settings and log.
+            port: loopback port of clients; None: a free one.
+        """
+        port, controller_port = port or free_port(), free_port()
+        self.bootstrap_servers = f"{HOST}:{port}"
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = folder / "server.properties"
+        settings.write_text(_settings(folder, port, controller_port), encoding="utf-8")
+        if not (folder / "data" / "meta.properties").exists():
+            _format(settings)
+        self._process = Process(
+            "kafka",
+            [*java("kafka"), "kafka.Kafka", str(settings)],
+            folder,
+            lambda log: self._answers(),
+            ports=(port, controller_port),
+        )
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """Shut the broker down."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End the broker as a crash would."""
+        self._process.kill()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the broker's process lives."""
+        return self._process.is_running
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """Client for topics, offsets and groups; it finds the broker again after a restart."""
+        return AdminClient(self._client())
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        """Create a topic, wait until it can be used, return its name.
+
+        Raises:
+            ServiceFailed: there is one of that name, or a setting is refused.
+        """
+        topic = NewTopic(name, partitions, 1, config=dict(config or {}))
+        try:
+            self.admin.create_topics([topic])[name].result(ANSWER_SECONDS)
+        except KafkaException as failure:
+            raise ServiceFailed(f"topic '{name}' was not created: {failure.args[0].str()}") from None
+        while name not in self.topics():
+            time.sleep(0.05)
+        return name
+
+    def topics(self) -> dict[str, int]:
+        """Return the number of partitions of each topic, without Kafka's own."""
+        found = self.admin.list_topics(timeout=ANSWER_SECONDS).topics
+        return {name: len(topic.partitions) for name, topic in found.items() if not name.startswith("__")}
+
+    def produce(self, topic: str, records: Iterable[Record], config: Mapping[str, Any] | None = None) -> int:
+        """Write records in their order and wait until the broker has them all; return how many.
+
+        A batch whose answer got lost is sent again and may be there twice; ``{"enable.idempotence": True}``
+        prevents that for half a second at the start.
+
+        Raises:
+            ServiceFailed: one was not delivered.
+        """
+        failed: list[str] = []
+        producer = Producer(self._client() | {"linger.ms": 5, "max.in.flight": 1} | dict(config or {}))
+        count = 0
+        for record in records:
+            while True:
+                try:
+                    producer.produce(
+                        topic,
+                        record.value,
+                        record.key,
+                        on_delivery=lambda error, _: failed.append(error.str()) if error else None,
+                        headers=list(record.headers),
+                        timestamp=_NO_TIMESTAMP if record.timestamp is None else record.timestamp,
+                        partition=_BY_KEY if record.partition is None else record.partition,
+                    )
+                    break
+                except BufferError:  # the queue is full: wait for deliveries
+                    producer.poll(1)
+            producer.poll(0)
+            count += 1
+        left = producer.flush(ANSWER_SECONDS)
+        if failed or left:
+            why = failed[0] if failed else "the broker does not answer"
+            raise ServiceFailed(f"{len(failed) + left} of {count} records did not reach '{topic}': {why}")
+        return count
+
+    def records(self, topic: str) -> list[Message]:
+        """Return every record of a topic up to its present end, partition by partition, in offset order.
+
+        Raises:
+            ServiceFailed: there is no such topic, or it could not be read to its end.
+        """
+        partitions = self.topics().get(topic)
+        if partitions is None:
+            raise ServiceFailed(f"there is no topic '{topic}'")
+        consumer = Consumer(
+            self._client()
+            | {
+                "group.id": f"reader-{uuid.uuid4()}",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 50,
+                "isolation.level": "read_committed",
+            }
+        )
+        try:
+            found: list[Message] = []
+            for partition in range(partitions):
+                found += _read_partition(consumer, TopicPartition(topic, partition))
+            return found
+        finally:
+            consumer.close()
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that name this broker to programs."""
+        return {"KAFKA_BOOTSTRAP_SERVERS": self.bootstrap_servers}
+
+    def _client(self) -> dict[str, Any]:
+        # A broker that is down is what callers ask about; librdkafka would print it as well.
+        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0}
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.admin.list_topics(timeout=1).brokers)
+        except KafkaException:
+            return False
+
+
+@contextlib.contextmanager
+def running_broker(folder: Path, port: int | None = None) -> Iterator[Broker]:
+    """Run a broker until the block ends; data of an earlier run in ``folder`` is there again.
+
+    Args:
+        folder: data, settings and log.
+        port: loopback port of clients; None: a free one.
+
+    Raises:
+        ServiceFailed: it did not come up.
+    """
+    broker = Broker(folder, port)
+    with running(broker._process):
+        yield broker
+
+
+def _settings(folder: Path, port: int, controller_port: int) -> str:
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "log.dirs": folder / "data",
+        "auto.create.topics.enable": "false",
+        # One broker: Kafka's own topics can have one replica only, and few partitions start faster.
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 1,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        # A broker that was killed may come back only when its old session is over.
+        "broker.session.timeout.ms": 3_000,
+        "broker.heartbeat.interval.ms": 500,
+        "num.network.threads": 2,
+        "num.io.threads": 2,
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _format(settings: Path) -> None:
+    command = [*java("kafka", memory="128m"), "kafka.tools.StorageTool", "format", "--config", str(settings)]
+    done = subprocess.run(
+        [*command, "--cluster-id", "lakehouse-patterns-001"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise ServiceFailed(f"Kafka's data folder was not made: {(done.stdout + done.stderr).strip()[-300:]}")
+
+
+def _read_partition(consumer: Consumer, partition: TopicPartition) -> list[Message]:
+    low, high = consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
+    partition.offset = low
+    consumer.assign([partition])
+    found: list[Message] = []
+    deadline = time.monotonic() + ANSWER_SECONDS
+    # Offsets have holes (transactions, compaction): only the end of the partition says that all is read.
+    while low < high and time.monotonic() < deadline:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        if message.error() is not None:
+            if consumer.position([partition])[0].offset >= high:
+                return found
+            continue
+        found.append(message)
+        deadline = time.monotonic() + ANSWER_SECONDS
+    if low < high:
+        raise ServiceFailed(f"{partition.topic}/{partition.partition} could not be read to its end")
+    return found

@@ -1,0 +1,83 @@
+"""An S3 API on this machine (moto's server, in memory), on a free loopback port.
+
+with running_object_store(folder) as store:
+    store.create_bucket("landing")
+    store.client.put_object(Bucket="landing", Key="a.json", Body=b"{}")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from services.processes import HOST, Process, free_port, listens, running
+
+REGION = "us-east-1"
+# moto takes any; boto3 wants some.
+ACCESS_KEY, SECRET_KEY = "local", "local"
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """A running store; it keeps nothing when it ends."""
+
+    endpoint: str
+    """URL of the S3 API; buckets are part of the path."""
+    process: Process
+
+    @cached_property
+    def client(self) -> Any:
+        """boto3's S3 client for this store."""
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
+        )
+
+    def create_bucket(self, name: str) -> str:
+        """Create a bucket and return its name."""
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which boto3 and the AWS command line find this store."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
+
+
+@contextlib.contextmanager
+def running_object_store(folder: Path, port: int | None = None) -> Iterator[ObjectStore]:
+    """Run an S3 API until the block ends.
+
+    Args:
+        folder: its log.
+        port: loopback port; None: a free one.
+
+    Raises:
+        ServiceFailed: it did not come up.
+    """
+    port = port or free_port()
+    process = Process(
+        "object-store",
+        [sys.executable, "-m", "moto.server", "--host", HOST, "--port", str(port)],
+        folder.absolute(),
+        lambda log: listens(port),
+        ports=(port,),
+    )
+    with running(process):
+        yield ObjectStore(f"http://{HOST}:{port}", process)

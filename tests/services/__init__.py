@@ -1,0 +1,1 @@
+"""The services that tests and people start."""
