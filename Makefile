@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 ACTIVATE := source .venv/bin/activate
 
-.PHONY: help setup demo test lint mutations bench docs clean
+.PHONY: help setup demo services test lint mutations bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,6 +15,9 @@ setup: ## virtual environment, pins, jars, activate script; does nothing the sec
 
 demo: setup ## run the case study from raw JSON to gold: INPUT=folder to use your own, VISITS=n for another size
 	@$(ACTIVATE) && python -m services.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS))
+
+services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
+	@$(ACTIVATE) && python -m services
 
 test: setup ## run every test
 	@$(ACTIVATE) && pytest

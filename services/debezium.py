@@ -19,8 +19,8 @@ import requests
 
 from services.jars import ROOT, java
 from services.kafka import Broker
-from services.postgres import Database, write_private
-from services.processes import HOST, Process, ServiceFailed, free_port, running
+from services.postgres import Database
+from services.processes import HOST, Process, ServiceFailed, free_port, running, write_private
 
 ANSWER_SECONDS = 5
 

@@ -18,7 +18,7 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from services.processes import HOST, Process, free_port, listens, running
+from services.processes import HOST, Process, free_port, listens, running, write_private
 
 REGION = "us-east-1"
 # moto takes any; boto3 wants some.
@@ -50,13 +50,18 @@ class ObjectStore:
         self.client.create_bucket(Bucket=name)
         return name
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables by which boto3 and the AWS command line find this store."""
+    def environment(self, credentials_file: Path) -> dict[str, str]:
+        """Return the variables by which boto3 and the AWS command line find this store.
+
+        Args:
+            credentials_file: written here, readable by its owner alone.
+        """
+        keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+        write_private(credentials_file, f"[default]\n{keys}")
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": REGION,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_SHARED_CREDENTIALS_FILE": str(credentials_file),
         }
 
 

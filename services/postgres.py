@@ -28,7 +28,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from services.processes import HOST, Process, ServiceFailed, free_port
+from services.processes import HOST, Process, ServiceFailed, free_port, write_private
 
 SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root
 CONNECT_SECONDS = 10
@@ -141,6 +141,15 @@ class Postgres(Database):
                 connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
             except psycopg.errors.DuplicateDatabase:
                 raise ServiceFailed(f"database '{name}' exists already") from None
+        return self._database(name)
+
+    def ensure_database(self, name: str) -> Database:
+        """Return where a database is reached, and create it if it is absent."""
+        with self.connect() as connection:
+            found = connection.execute("select 1 from pg_database where datname = %s", [name]).fetchone()
+        return self._database(name) if found else self.create_database(name)
+
+    def _database(self, name: str) -> Database:
         return Database(self.host, self.port, self.user, self.password, name)
 
 
@@ -161,13 +170,6 @@ def running_postgres(folder: Path, port: int | None = None) -> Iterator[Postgres
         yield postgres
     finally:
         postgres.stop()
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, at no moment."""
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600, exist_ok=False)
-    path.write_text(text, encoding="utf-8")
 
 
 def _server(folder: Path, port: int) -> Postgres:

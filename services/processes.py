@@ -58,6 +58,13 @@ def listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that nobody else can read, at no moment."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text, encoding="utf-8")
+
+
 class Process:
     """One program with its log; it can be stopped, killed and started again with the same command."""
 

@@ -18,6 +18,7 @@ from services.debezium import running_debezium
 from services.kafka import Record, running_broker
 from services.postgres import running_postgres
 from services.processes import HOST, Process, ServiceFailed, free_port, is_taken, running_process
+from tests.support.dbt_project import REPOSITORY
 from tests.support.waiting import eventually
 
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"]
@@ -189,3 +190,21 @@ def test_an_object_comes_back(object_store):
     bucket = object_store.create_bucket("services")
     object_store.client.put_object(Bucket=bucket, Key="a/b.json", Body=b"{}")
     assert object_store.client.get_object(Bucket=bucket, Key="a/b.json")["Body"].read() == b"{}"
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+def test_the_services_for_people_print_how_to_reach_them_and_leave_no_process(tmp_path):
+    command = [sys.executable, "-m", "services", "--folder", str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = [process.stdout.readline().strip() for _ in range(11)]
+        finally:
+            process.terminate()
+    names = [line.removeprefix("export ").partition("=")[0] for line in lines[:-1]]
+    assert names == [
+        "KAFKA_BOOTSTRAP_SERVERS", "PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGPASSFILE",
+        "CONNECT_URL", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SHARED_CREDENTIALS_FILE",
+    ]  # fmt: skip
+    assert (tmp_path / "postgres" / "password").read_text() not in "".join(lines)
+    assert not processes_of(tmp_path)
