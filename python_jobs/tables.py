@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 
 from delta import exceptions as delta_exceptions
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.job import NotReady
@@ -91,6 +93,53 @@ def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | N
     """
     version = _snapshot(spark, table).transactions().get(app_id)
     return int(version.get()) if version.isDefined() else None
+
+
+def active_files(spark: SparkSession, table: str) -> DataFrame:
+    """Return one row for each data file of the current version, as the log knows it; no data is read.
+
+    Columns: ``add_path``, ``add_size`` (bytes), ``add_modified_at`` and the table's partition columns.
+    """
+    snapshot = _snapshot(spark, table)
+    return DataFrame(snapshot.allFiles().toDF(), spark).select(
+        F.col("path").alias("add_path"),
+        F.col("size").alias("add_size"),
+        F.timestamp_millis("modificationTime").alias("add_modified_at"),
+        *partition_values(spark, table, "partitionValues"),
+    )
+
+
+def partition_values(spark: SparkSession, table: str, from_map: str) -> list[Column]:
+    """Return the partition columns, typed, out of the map of texts that a log's ``add`` has."""
+    metadata = _snapshot(spark, table).metadata()
+    fields = {field["name"]: field for field in json.loads(metadata.schema().json())["fields"]}
+    types = dict(read_table(spark, table).dtypes)
+    columns = []
+    for name in partition_columns(spark, table):
+        # With column mapping the log writes the name of the file column.
+        physical = fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
+        columns.append(F.col(from_map)[physical].cast(types[name]).alias(name))
+    return columns
+
+
+def partition_columns(spark: SparkSession, table: str) -> list[str]:
+    """Return the names of the columns that the table is partitioned by, in order."""
+    return list(delta_table(spark, table).detail().select("partitionColumns").collect()[0][0])
+
+
+def table_size(spark: SparkSession, table: str) -> tuple[int, int]:
+    """Return how many data files the current version has, and their bytes, from the log."""
+    snapshot = _snapshot(spark, table)
+    return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
+
+
+def deleted_file_retention(spark: SparkSession, table: str) -> dt.timedelta:
+    """Return how long the table promises to keep the files that a commit removed (7 days by default)."""
+    assert spark._jvm is not None
+    delta_log: Any = spark._jvm.org.apache.spark.sql.delta.DeltaLog
+    return dt.timedelta(
+        milliseconds=int(delta_log.tombstoneRetentionMillis(_snapshot(spark, table).metadata()))
+    )
 
 
 def table_location(spark: SparkSession, table: str) -> str:

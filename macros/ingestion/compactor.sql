@@ -1,0 +1,142 @@
+{#-
+    Compactor in SQL: OPTIMIZE, and VACUUM, for the tables that a project builds.
+
+    A table's own policy stands under `meta.lakehouse_patterns.compactor` of its model:
+
+    - `mode: daily`: `dbt run-operation compactor`, run on a schedule, compacts and vacuums every such table;
+    - `mode: inline`: the post-hook `lakehouse_patterns.compactor_inline()` compacts after the model's own write, and
+      never vacuums; on a model of mode daily the same hook does nothing, so that a project can set it for all.
+
+    What is worth it is decided by `describe detail`: at least `min_files` files, smaller than `small_file_mb` on
+    average. python_jobs/ingestion/compactor.py looks at each partition instead, and reports times.
+-#}
+
+{% macro compactor(tables=none, vacuum=true, retention_hours=none, allow_unsafe_retention=false) %}
+    {{ return(adapter.dispatch('compactor', 'lakehouse_patterns')(
+        tables, vacuum, retention_hours, allow_unsafe_retention
+    )) }}
+{% endmacro %}
+
+{% macro default__compactor(tables, vacuum, retention_hours, allow_unsafe_retention) %}
+    {%- set policies = lakehouse_patterns._compactor_policies() -%}
+    {%- for name in lakehouse_patterns.as_list(tables) -%}
+        {%- do lakehouse_patterns.require(
+            name in policies,
+            "no model '" ~ name ~ "' has mode daily under meta.lakehouse_patterns.compactor; those that have: "
+            ~ (policies | join(', ') or 'none')
+        ) -%}
+    {%- endfor -%}
+    {#- All statements first: a retention that is refused must not leave half of the tables done. -#}
+    {%- set vacuums = {} -%}
+    {%- for name, policy in policies.items() if tables is none or name in lakehouse_patterns.as_list(tables) -%}
+        {%- do vacuums.update({
+            name: lakehouse_patterns.compactor_vacuum(policy.relation, retention_hours, allow_unsafe_retention)
+        }) -%}
+    {%- endfor -%}
+    {%- for name, statement in vacuums.items() -%}
+        {%- set policy = policies[name] -%}
+        {%- set optimize = lakehouse_patterns._compactor_if_worth_it(policy.relation, policy.options) -%}
+        {%- if optimize -%}
+            {%- do run_query(optimize) -%}
+        {%- endif -%}
+        {%- if vacuum -%}
+            {%- do lakehouse_patterns._compactor_run_vacuum(statement, allow_unsafe_retention) -%}
+        {%- endif -%}
+        {%- do log(name ~ ': ' ~ (optimize or 'not worth it') ~ ('; ' ~ statement if vacuum else ''), info=true) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+{% macro compactor_inline() %}
+    {{ return(adapter.dispatch('compactor_inline', 'lakehouse_patterns')()) }}
+{% endmacro %}
+
+{% macro default__compactor_inline() %}
+    {%- set options = lakehouse_patterns.options('compactor') if execute else none -%}
+    {%- if options is none -%}
+        {{ return('') }}
+    {%- endif -%}
+    {%- do lakehouse_patterns._compactor_require_options(model.name, options) -%}
+    {%- if options.mode == 'daily' -%}
+        {{ return('') }}
+    {%- endif -%}
+    {{ return(lakehouse_patterns._compactor_if_worth_it(this, options)) }}
+{% endmacro %}
+
+{% macro compactor_optimize(relation, where=none) %}
+    {{ return(adapter.dispatch('compactor_optimize', 'lakehouse_patterns')(relation, where)) }}
+{% endmacro %}
+
+{% macro default__compactor_optimize(relation, where) %}
+    {{ return('optimize ' ~ relation ~ (' where ' ~ where if where else '')) }}
+{% endmacro %}
+
+{% macro compactor_vacuum(relation, retention_hours=none, allow_unsafe_retention=false) %}
+    {{ return(adapter.dispatch('compactor_vacuum', 'lakehouse_patterns')(
+        relation, retention_hours, allow_unsafe_retention
+    )) }}
+{% endmacro %}
+
+{% macro default__compactor_vacuum(relation, retention_hours, allow_unsafe_retention) %}
+    {#- Without RETAIN Delta takes what the table promises in delta.deletedFileRetentionDuration. -#}
+    {%- if retention_hours is none -%}
+        {{ return('vacuum ' ~ relation) }}
+    {%- endif -%}
+    {%- do lakehouse_patterns.require(
+        retention_hours is number and retention_hours >= 0,
+        "retention_hours must be a number of hours, got '" ~ retention_hours ~ "'"
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        retention_hours >= 168 or allow_unsafe_retention,
+        'retention_hours is ' ~ retention_hours ~ ', below the safe 168: slow readers, streams and open writes would '
+        ~ 'lose files; if there are none, pass allow_unsafe_retention: true'
+    ) -%}
+    {{ return('vacuum ' ~ relation ~ ' retain ' ~ retention_hours ~ ' hours') }}
+{% endmacro %}
+
+{% macro _compactor_policies() %}
+    {#- Name to relation and options, for each model of mode daily. -#}
+    {%- set policies = {} -%}
+    {%- for node in graph.nodes.values() if node.resource_type in ('model', 'snapshot') -%}
+        {%- set options = ((node.config.get('meta') or {}).get('lakehouse_patterns') or {}).get('compactor') -%}
+        {%- if options is not none -%}
+            {%- do lakehouse_patterns._compactor_require_options(node.name, options) -%}
+            {%- if options.mode == 'daily' -%}
+                {%- do policies.update({node.name: {
+                    'options': options,
+                    'relation': api.Relation.create(schema=node.schema, identifier=node.alias)
+                }}) -%}
+            {%- endif -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {{ return(policies) }}
+{% endmacro %}
+
+{% macro _compactor_require_options(name, options) %}
+    {%- do lakehouse_patterns.require_known_keys(
+        'meta.lakehouse_patterns.compactor of ' ~ name, options, ['mode', 'min_files', 'small_file_mb', 'where']
+    ) -%}
+    {%- do lakehouse_patterns.require_one_of('mode', options.mode, ['daily', 'inline']) -%}
+{% endmacro %}
+
+{% macro _compactor_if_worth_it(relation, options) %}
+    {#- The OPTIMIZE statement, or nothing. -#}
+    {%- set detail = run_query('describe detail ' ~ relation).rows[0] -%}
+    {%- set small_bytes = options.get('small_file_mb', 32) * 1024 * 1024 -%}
+    {%- if detail['numFiles'] >= options.get('min_files', 4)
+        and detail['sizeInBytes'] < detail['numFiles'] * small_bytes -%}
+        {{ return(lakehouse_patterns.compactor_optimize(relation, options.where)) }}
+    {%- endif -%}
+    {{ return('') }}
+{% endmacro %}
+
+{% macro _compactor_run_vacuum(statement, allow_unsafe_retention) %}
+    {#- Delta has a check of its own; it is off for this statement only. -#}
+    {%- set check = 'spark.databricks.delta.retentionDurationCheck.enabled' -%}
+    {%- if allow_unsafe_retention -%}
+        {%- do run_query('set ' ~ check ~ ' = false') -%}
+    {%- endif -%}
+    {%- do run_query(statement) -%}
+    {%- if allow_unsafe_retention -%}
+        {%- do run_query('reset ' ~ check) -%}
+    {%- endif -%}
+{% endmacro %}

@@ -1,0 +1,486 @@
+"""Compactor: merge a dataset's many small files into few, where that is worth it, and remove what is left over.
+
+Problem: a stream that syncs every few minutes leaves thousands of small files; readers then spend more time
+listing and opening files than reading them.
+
+Guarantee: the rows are the same before, meanwhile and after. Delta tables (``--format delta``): one OPTIMIZE
+commit, marked as no change of data, so that streams replay nothing; readers and appends go on; against a writer
+that rewrites the same files the compaction gives way. Killed anywhere, the table is as it was. Raw Parquet and
+JSON lines: only datasets that readers find through a pointer (:mod:`python_jobs.pointers`); the new files are
+staged beside the old ones, then the pointer moves; a dataset without a pointer is refused, and one that changed
+meanwhile keeps its files.
+
+What is worth it is the table's own policy. A partition is compacted when it holds ``min_small_files`` files
+below ``small_file_mb``, they make ``min_small_ratio`` of its files, ``where`` allows it and its newest file is
+``min_age_minutes`` old. ``mode`` says who does it: ``daily`` a scheduled run over all partitions, which also
+vacuums; ``inline`` the ingestion job after its write (:func:`after_write`), for the partitions just written.
+
+Vacuum makes time travel to older versions, and streams that are further behind, impossible: a retention below the
+table's own (``delta.deletedFileRetentionDuration``, 7 days) needs ``--allow_unsafe_retention true``.
+
+Cost: a query over the log decides; nothing is read when nothing is worth it. Otherwise the chosen partitions are
+read and written once (a raw dataset: all of it), and a vacuum lists the table's folders.
+
+    spark-submit python_jobs/ingestion/compactor.py --table lakehouse/bronze/bronze_visits \\
+        --where "date < date'2024-03-02'"
+
+Source: Data Engineering Design Patterns, chapter 2, Compactor.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.intervals import parse_time
+from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.pointers import PointedDataset, RawFile, current_folder
+from python_jobs.session import settings
+from python_jobs.tables import (
+    CONFLICTS,
+    active_files,
+    deleted_file_retention,
+    delta_table,
+    latest_version,
+    partition_columns,
+    partition_values,
+    read_table,
+    table_location,
+    table_size,
+)
+
+SAFE_RETENTION = dt.timedelta(days=7)
+"""Delta's default, which also holds for raw datasets: they have no property to say otherwise."""
+
+_MB = 1024 * 1024
+_STAGED = "compacted-"
+_RECORD = "_compacted_from.json"
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Merge small files where the policy finds it worth it; in daily mode also remove unused files."""
+
+    table: str
+    """Delta table, by path or catalog name; for parquet and json the folder of a dataset with a pointer."""
+    format: Literal["delta", "parquet", "json"] = "delta"
+    """Kind of the dataset; json means JSON lines, which stay byte for byte."""
+    mode: Literal["daily", "inline"] = "daily"
+    """daily: all partitions, then vacuum; inline: the partitions of the last commit, as part of ingestion."""
+    where: str | None = None
+    """SQL over the partition columns: only these partitions, such as the closed ones (date < date'2024-03-02')."""
+    min_age_minutes: int = 0
+    """A partition whose newest file is younger is still being written and left alone."""
+    min_small_files: int = 4
+    """A partition with fewer small files is left alone."""
+    min_small_ratio: float = 0.5
+    """Least share of a partition's files that must be small."""
+    small_file_mb: float = 32
+    """A file below this size is small."""
+    target_file_mb: float = 128
+    """Size up to which files are merged."""
+    vacuum: bool = True
+    """Whether daily mode removes the files that no version within the retention needs."""
+    retention_hours: float | None = None
+    """For how long vacuum keeps removed files; by default as long as the table promises (168)."""
+    allow_unsafe_retention: bool = False
+    """Whether a retention below that is meant: no reader, stream, restore or open write needs older files."""
+    measure_reads: bool = False
+    """Whether to read the dataset before and after, for the report's seconds."""
+    now: str | None = None
+    """The time of the run, for the ages; default: the clock."""
+
+    def __post_init__(self) -> None:
+        if self.min_small_files < 2:
+            raise WrongUse(f"min_small_files is {self.min_small_files}; merging takes at least 2 files")
+        if not 0 <= self.min_small_ratio <= 1:
+            raise WrongUse(f"min_small_ratio is {self.min_small_ratio}; it is a share between 0 and 1")
+        if not 0 < self.small_file_mb <= self.target_file_mb:
+            raise WrongUse(
+                f"small_file_mb is {self.small_file_mb} and target_file_mb {self.target_file_mb}; "
+                "the first must be above 0 and not above the second"
+            )
+        for name in ("min_age_minutes", "retention_hours"):
+            if (getattr(self, name) or 0) < 0:
+                raise WrongUse(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.format != "delta" and (self.mode == "inline" or self.where is not None):
+            raise WrongUse(
+                f"a {self.format} dataset is compacted whole: where and mode inline need a Delta table"
+            )
+        if self.now is not None:
+            parse_time(self.now)
+
+    @property
+    def small_bytes(self) -> int:
+        """Size below which a file is small."""
+        return int(self.small_file_mb * _MB)
+
+    @property
+    def target_bytes(self) -> int:
+        """Size up to which files are merged."""
+        return int(self.target_file_mb * _MB)
+
+
+@dataclass(frozen=True)
+class State:
+    """What the report says of the dataset before and after."""
+
+    files: int
+    bytes: int
+    listing_ms: float | None = None
+    """Time to find out which files to read, the best of three; None of a dataset that was left alone."""
+    read_seconds: float | None = None
+    """Time to read all rows, if it was asked for."""
+
+
+# --- the policy -----------------------------------------------------------------------------------------
+
+
+def worth_compacting(
+    files: DataFrame, partitions: Sequence[str], policy: Parameters, now: dt.datetime
+) -> DataFrame:
+    """Return the partitions to compact: their columns, ``files`` and ``small_files``.
+
+    ``files`` is what :func:`python_jobs.tables.active_files` returns. Without partition columns the table is one
+    partition.
+    """
+    newest_allowed = F.timestamp_micros(
+        F.lit((now - _EPOCH) // dt.timedelta(microseconds=1) - policy.min_age_minutes * 60_000_000)
+    )
+    return (
+        files.groupBy(*partitions)
+        .agg(
+            F.count(F.lit(1)).alias("files"),
+            F.count_if(F.col("add_size") < policy.small_bytes).alias("small_files"),
+            F.max("add_modified_at").alias("newest"),
+        )
+        .where(F.col("small_files") >= policy.min_small_files)
+        .where(F.col("small_files") >= F.col("files") * policy.min_small_ratio)
+        .where(F.col("newest") <= newest_allowed)
+        .drop("newest")
+    )
+
+
+def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.datetime) -> bool:
+    """Return whether any folder of a raw dataset is worth it; the same rule, for the dataset as a whole."""
+    by_folder = defaultdict(list)
+    for file in files:
+        by_folder[_folder(file.path)].append(file)
+    old_enough = (now - _EPOCH - dt.timedelta(minutes=policy.min_age_minutes)) / dt.timedelta(milliseconds=1)
+    if any(file.modified_at > old_enough for file in files):
+        return False
+    return any(
+        (small := sum(file.size < policy.small_bytes for file in group)) >= policy.min_small_files
+        and small >= len(group) * policy.min_small_ratio
+        for group in by_folder.values()
+    )
+
+
+def partition_predicate(rows: Sequence[Row], types: Mapping[str, str]) -> str:
+    """Return the SQL that selects exactly these partitions; a NULL value is a value."""
+    return " or ".join(
+        "(" + " and ".join(f"`{name}` <=> {_literal(row[name], types[name])}" for name in types) + ")"
+        for row in rows
+    )
+
+
+def _literal(value: Any, type_: str) -> str:
+    if value is None:
+        return "null"
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"cast('{text}' as {type_})"
+
+
+# --- the runs -------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Compact once, and in daily mode vacuum."""
+    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    safe = deleted_file_retention(spark, parameters.table) if parameters.format == "delta" else SAFE_RETENTION
+    retention = _retention(parameters, safe)
+    compact, clean = (_compact_delta, _vacuum) if parameters.format == "delta" else (_compact_raw, _clean_raw)
+    report = compact(spark, parameters, now)
+    if parameters.mode == "daily" and parameters.vacuum:
+        report["vacuum"] = clean(spark, parameters, retention, now)
+    return {"table": parameters.table, "format": parameters.format, "mode": parameters.mode} | report
+
+
+def after_write(spark: SparkSession, parameters: Parameters) -> dict[str, Any] | None:
+    """Compact what an ingestion job has just written, if the table's policy is ``inline``; else do nothing."""
+    return run(spark, parameters) if parameters.mode == "inline" else None
+
+
+def _retention(parameters: Parameters, safe: dt.timedelta) -> dt.timedelta:
+    """Return how long unused files are kept; refuse a dangerous time before anything is done."""
+    if parameters.retention_hours is None:
+        return safe
+    retention = dt.timedelta(hours=parameters.retention_hours)
+    if retention < safe and not parameters.allow_unsafe_retention:
+        raise WrongUse(
+            f"retention_hours is {parameters.retention_hours:g}, below the safe {safe / dt.timedelta(hours=1):g} "
+            f"of {parameters.table}: slow readers, streams and open writes would lose files; if there are none, "
+            "pass allow_unsafe_retention"
+        )
+    return retention
+
+
+def _report(before: State | None, after: State, **more: Any) -> dict[str, Any]:
+    """Return files, bytes and times before and after; without ``before`` nothing was done."""
+    return {
+        "compacted": before is not None,
+        **{f"{name}_before": value for name, value in asdict(before or after).items()},
+        **{f"{name}_after": value for name, value in asdict(after).items()},
+        **more,
+    }
+
+
+def _state(files: int, bytes_: int, list_files: Callable[[], object], rows: DataFrame | None) -> State:
+    times = []
+    for _ in range(3):  # the first may also load the log, which later readers share
+        start = time.perf_counter()
+        list_files()
+        times.append(time.perf_counter() - start)
+    read = None
+    if rows is not None:
+        start = time.perf_counter()
+        rows.write.format("noop").mode("overwrite").save()
+        read = round(time.perf_counter() - start, 3)
+    return State(files, bytes_, round(min(times) * 1000, 1), read)
+
+
+# --- Delta ----------------------------------------------------------------------------------------------
+
+
+def _compact_delta(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any]:
+    table = parameters.table
+    chosen = _chosen_partitions(spark, parameters, now)
+    if not chosen:
+        untouched = State(*table_size(spark, table))
+        return _report(None, untouched, partitions_compacted=0, table_version=latest_version(spark, table))
+    before = _delta_state(spark, parameters)
+    types = {name: dict(read_table(spark, table).dtypes)[name] for name in partition_columns(spark, table)}
+    builder = delta_table(spark, table).optimize()
+    if types:
+        builder = builder.where(partition_predicate(chosen, types))
+    try:
+        with settings(
+            spark,
+            {
+                "spark.databricks.delta.optimize.minFileSize": str(parameters.small_bytes),
+                "spark.databricks.delta.optimize.maxFileSize": str(parameters.target_bytes),
+            },
+        ):
+            metrics = builder.executeCompaction().collect()[0].metrics
+    except CONFLICTS:
+        raise JobFailed(
+            f"another writer rewrote files of {table} meanwhile; nothing was compacted, run again"
+        ) from None
+    return _report(
+        before,
+        _delta_state(spark, parameters),
+        files_removed=metrics.numFilesRemoved,
+        files_added=metrics.numFilesAdded,
+        partitions_compacted=len(chosen),
+        table_version=latest_version(spark, table),
+    )
+
+
+def _chosen_partitions(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> list[Row]:
+    """Return the partitions that the policy picks; one row without columns for a table that has none."""
+    columns = partition_columns(spark, parameters.table)
+    files = active_files(spark, parameters.table)
+    if parameters.where is not None:
+        try:
+            files = files.select("add_size", "add_modified_at", *columns).where(parameters.where)
+        except AnalysisException as failure:
+            raise WrongUse(
+                f"where '{parameters.where}' can't be used ({failure.getCondition()}); it is SQL over the "
+                f"partition columns of {parameters.table}: {', '.join(columns) or 'none'}"
+            ) from None
+    chosen = worth_compacting(files, columns, parameters, now).collect()
+    if parameters.mode == "inline":
+        written = _partitions_of_last_commit(spark, parameters.table)
+        chosen = [row for row in chosen if tuple(row[name] for name in columns) in written]
+    return chosen
+
+
+def _partitions_of_last_commit(spark: SparkSession, table: str) -> set[tuple[Any, ...]]:
+    """Return the partitions that the last commit added data to."""
+    entry = f"{table_location(spark, table)}/_delta_log/{latest_version(spark, table):020d}.json"
+    schema = "add struct<partitionValues: map<string, string>, dataChange: boolean>"
+    added = spark.read.schema(schema).json(entry).where("add.dataChange")
+    marker = F.lit(True).alias("added")
+    rows = added.select(*partition_values(spark, table, "add.partitionValues"), marker).distinct().collect()
+    return {tuple(row)[:-1] for row in rows}
+
+
+def _delta_state(spark: SparkSession, parameters: Parameters) -> State:
+    table = parameters.table
+    return _state(
+        *table_size(spark, table),
+        lambda: read_table(spark, table).inputFiles(),
+        read_table(spark, table) if parameters.measure_reads else None,
+    )
+
+
+def _vacuum(
+    spark: SparkSession, parameters: Parameters, retention: dt.timedelta, now: dt.datetime
+) -> dict[str, Any]:
+    """Remove unused files; the numbers are those that the vacuum itself wrote to the log."""
+    hours = retention / dt.timedelta(hours=1)
+    with settings(
+        spark,
+        {
+            "spark.databricks.delta.retentionDurationCheck.enabled": str(
+                not parameters.allow_unsafe_retention
+            ).lower(),
+            "spark.databricks.delta.vacuum.logging.enabled": "true",
+        },
+    ):
+        delta_table(spark, parameters.table).vacuum(hours)
+    commits = delta_table(spark, parameters.table).history(10).collect()
+    metrics: dict[str, str] = {}
+    for operation in ("VACUUM START", "VACUUM END"):
+        metrics |= next(commit.operationMetrics for commit in commits if commit.operation == operation)
+    return {
+        "retention_hours": hours,
+        "files_deleted": int(metrics["numDeletedFiles"]),
+        "bytes_deleted": int(metrics["sizeOfDataToDelete"]),
+    }
+
+
+# --- raw files ------------------------------------------------------------------------------------------
+
+
+def _compact_raw(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any]:
+    """Stage a compacted version and move the pointer, unless the dataset changed meanwhile."""
+    current_folder(spark, parameters.table)  # raises without a pointer
+    dataset = PointedDataset(spark, parameters.table)
+    version = dataset.current()
+    assert version is not None
+    files = dataset.files(version)
+    if not raw_worth_compacting(files, parameters, now):
+        return _report(None, State(len(files), sum(file.size for file in files)), version=version)
+
+    before = _raw_state(spark, parameters, dataset, version)
+    staged = f"{_STAGED}{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}"
+    changed = JobFailed(
+        f"files of {parameters.table} changed while they were compacted; it stays as it is: "
+        "compact what its producer has finished"
+    )
+    try:
+        _rewrite(spark, parameters, dataset, version, files, staged)
+        record = {"version": version, "at": now.isoformat(), "files": [asdict(file) for file in files]}
+        dataset.write_text(f"_versions/{staged}/{_RECORD}", json.dumps(record))
+        if dataset.files(version) != files:
+            raise changed
+        dataset.point_to(staged, replaces=version)
+    except Exception:
+        dataset.delete(f"_versions/{staged}")
+        raise
+    if dataset.files(version) != files:  # written between the look and the swap: nothing of it must get lost
+        dataset.point_to(version, replaces=staged)
+        raise changed
+    return _report(before, _raw_state(spark, parameters, dataset, staged), version=staged)
+
+
+def _rewrite(
+    spark: SparkSession,
+    parameters: Parameters,
+    dataset: PointedDataset,
+    version: str,
+    files: Sequence[RawFile],
+    staged: str,
+) -> None:
+    """Write each folder's rows as few files into the same folder of the staged version."""
+    by_folder = defaultdict(list)
+    for file in files:
+        by_folder[_folder(file.path)].append(file)
+    for folder, group in by_folder.items():
+        paths = [_literal_path(f"{dataset.folder(version)}/{file.path}") for file in group]
+        count = max(1, math.ceil(sum(file.size for file in group) / parameters.target_bytes))
+        target = f"{dataset.folder(staged)}/{folder}"
+        if parameters.format == "parquet":
+            # Without mergeSchema one file's columns would decide, and those of the others be lost.
+            spark.read.option("mergeSchema", "true").parquet(*paths).coalesce(count).write.parquet(target)
+        else:
+            packed = all(file.path.endswith(".gz") for file in group)
+            lines = spark.read.option("lineSep", "\n").text(paths).coalesce(count)
+            lines.write.option("compression", "gzip" if packed else "none").text(target)
+
+
+def _raw_state(spark: SparkSession, parameters: Parameters, dataset: PointedDataset, version: str) -> State:
+    files = dataset.files(version)
+    rows = None
+    if parameters.measure_reads:
+        reader = spark.read.option("mergeSchema", "true").format(parameters.format)
+        rows = reader.load(dataset.folder(version))
+    size = sum(file.size for file in files)
+    return _state(len(files), size, lambda: dataset.files(version), rows)
+
+
+def _clean_raw(
+    spark: SparkSession, parameters: Parameters, retention: dt.timedelta, now: dt.datetime
+) -> dict[str, Any]:
+    """Delete what compactions replaced long enough ago, file by file; what they have not read stays."""
+    dataset = PointedDataset(spark, parameters.table)
+    current = dataset.current()
+    deleted, deleted_bytes, left = 0, 0, 0
+    for version in dataset.versions():
+        text = dataset.read_text(f"_versions/{version}/{_RECORD}")
+        if text is None:
+            started = _staged_at(version)
+            if started is not None and started <= now - retention and version != current:
+                dataset.delete(f"_versions/{version}")  # of a run that was killed
+            continue
+        record = json.loads(text)
+        replaced = record["version"]
+        if replaced == current or parse_time(record["at"]) > now - retention:
+            continue
+        read = {RawFile(**file) for file in record["files"]}
+        for file in dataset.files(replaced):
+            if file in read:
+                dataset.delete(f"_versions/{replaced}/{file.path}")
+                deleted, deleted_bytes = deleted + 1, deleted_bytes + file.size
+            else:
+                left += 1
+        if not dataset.files(replaced):
+            dataset.delete(f"_versions/{replaced}")
+    return {
+        "retention_hours": retention / dt.timedelta(hours=1),
+        "files_deleted": deleted,
+        "bytes_deleted": deleted_bytes,
+        "files_unknown": left,
+    }
+
+
+def _staged_at(version: str) -> dt.datetime | None:
+    match = re.fullmatch(rf"{_STAGED}(\d{{8}}T\d{{6}})Z-\w+", version)
+    return None if match is None else parse_time(match[1])
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _literal_path(path: str) -> str:
+    """Return a path whose special characters Spark doesn't take for a pattern."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
