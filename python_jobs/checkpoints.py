@@ -65,3 +65,10 @@ def claim(spark: SparkSession, checkpoint: str, contract: Mapping[str, str]) -> 
     if not file_system.rename(aside, path):
         raise WrongUse(f"the checkpoint '{checkpoint}' was claimed by another run at this moment; run again")
     return str(owner["writer_id"])
+
+
+def has_progress(spark: SparkSession, checkpoint: str) -> bool:
+    """Return whether a query has begun a batch under ``checkpoint``."""
+    jvm: Any = spark._jvm
+    folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
+    return bool(folder.getFileSystem(spark._jsc.hadoopConfiguration()).exists(folder))
