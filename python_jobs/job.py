@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -104,18 +105,32 @@ def run_job(
     A known failure prints one sentence on standard error. Anything else keeps its stack trace: it is a
     fault of ours and the trace is what we need.
     """
+
+    def run_on_spark(parameters: Parameters) -> Report:
+        spark = spark_session(Path(sys.argv[0]).stem)
+        try:
+            return run(spark, parameters)
+        except (PySparkException, Py4JJavaError) as failure:
+            sentence = known_failure(failure)
+            if sentence is None:
+                raise
+            raise JobFailed(sentence) from failure
+
+    run_program(parameters_class, run_on_spark, argv)
+
+
+def run_program(
+    parameters_class: type[Parameters],
+    run: Callable[[Parameters], Report],
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Run what needs no Spark under the same contract: command line, report, exit code."""
     try:
         parameters, report_path = parse_parameters(parameters_class, argv)
-        report = run(spark_session(Path(sys.argv[0]).stem), parameters)
+        report = run(parameters)
     except JobFailed as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
         sys.exit(failure.exit_code)
-    except (PySparkException, Py4JJavaError) as failure:
-        sentence = known_failure(failure)
-        if sentence is None:
-            raise
-        print(f"JobFailed: {sentence}", file=sys.stderr)
-        sys.exit(JobFailed.exit_code)
     line = json.dumps(report, default=str, ensure_ascii=False)
     if report_path:
         Path(report_path).write_text(line + "\n", encoding="utf-8")
@@ -148,3 +163,19 @@ def known_failure(failure: Exception) -> str | None:
             detail = next(line for line in text.splitlines() if sign in line).strip()
             return f"{sentence} ({detail[:300]})"
     return None
+
+
+def unreadable_file(failure: Exception) -> str | None:
+    """Return which file could not be read and why, or None if that is not what failed."""
+    named = re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", str(failure))
+    return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
+
+
+def root_cause(failure: Exception) -> str:
+    """Return the first line of the innermost Java exception."""
+    java = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    if java is None:
+        return str(failure).splitlines()[0]
+    while java.getCause() is not None:
+        java = java.getCause()
+    return str(java.toString()).splitlines()[0]

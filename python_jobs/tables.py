@@ -124,7 +124,7 @@ def partition_values(spark: SparkSession, table: str, from_map: str) -> list[Col
 
 def partition_columns(spark: SparkSession, table: str) -> list[str]:
     """Return the names of the columns that the table is partitioned by, in order."""
-    return list(delta_table(spark, table).detail().select("partitionColumns").collect()[0][0])
+    return list(_snapshot(spark, table).metadata().partitionSchema().fieldNames())
 
 
 def table_size(spark: SparkSession, table: str) -> tuple[int, int]:
@@ -156,15 +156,20 @@ def write_once(
     partition_columns: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
     replace_where: str | None = None,
+    replace_all: bool = False,
+    note: Mapping[str, Any] | None = None,
 ) -> str:
-    """Append ``rows`` to a table, or replace what matches ``replace_where``, in one Delta commit.
+    """Append ``rows`` to a table, or replace rows of it, in one Delta commit.
+
+    ``replace_where`` replaces what matches it, ``replace_all`` the rows and the schema of the whole table.
+    ``note`` is kept with the commit: ``json.loads(commit["userMetadata"])``.
 
     An absent table is made first, with ``partition_columns`` and ``properties``. ``transaction`` is the
     ``txnAppId`` and ``txnVersion`` of the commit; Delta skips the write, silently, if that number is taken.
 
     Returns the commit's user metadata: :func:`find_commit` tells by it whether the write happened.
     """
-    user_metadata = json.dumps({"commit": str(uuid.uuid4())})
+    user_metadata = json.dumps({"commit": str(uuid.uuid4()), **(note or {})})
     writer = rows.write.format("delta").option("userMetadata", user_metadata)
     if transaction is not None:
         writer = writer.options(txnAppId=transaction[0], txnVersion=str(transaction[1]))
@@ -175,6 +180,8 @@ def write_once(
         _create(spark, table, rows.schema, partition_columns, properties or {})
     if exists and replace_where:
         writer = writer.mode("overwrite").option("replaceWhere", replace_where)
+    elif exists and replace_all:
+        writer = writer.mode("overwrite").option("overwriteSchema", "true")
     else:
         writer = writer.mode("append")
     path = absolute(table) if is_path(table) else table_location(spark, table)

@@ -36,7 +36,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, utc_now
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, unreadable_file, utc_now
 from python_jobs.tables import (
     CONFLICTS,
     absolute,
@@ -542,16 +542,6 @@ def _ddl(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {type_}" for name, type_ in columns.items())
 
 
-def _root_cause(failure: Exception) -> str:
-    """Return the first line of the innermost Java exception."""
-    java = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
-    if java is None:
-        return str(failure).splitlines()[0]
-    while java.getCause() is not None:
-        java = java.getCause()
-    return str(java.toString()).splitlines()[0]
-
-
 @contextmanager
 def _one_sentence(parameters: Parameters) -> Iterator[None]:
     """Say what a user can mend in one sentence; anything else keeps its trace."""
@@ -559,9 +549,8 @@ def _one_sentence(parameters: Parameters) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as failure:
         text = str(failure)
-        if unreadable := re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", text):
-            cause = _root_cause(failure)
-            raise JobFailed(f"cannot read {unreadable[1]} ({cause}); nothing was written") from failure
+        if unreadable := unreadable_file(failure):
+            raise JobFailed(f"{unreadable}; nothing was written") from failure
         if "DELTA_CANNOT_MODIFY_APPEND_ONLY" in text:
             raise WrongUse(
                 f"target {parameters.target} only appends (delta.appendOnly), as streams that read it need; "
