@@ -229,6 +229,7 @@ def _settings(folder: Path, port: int, controller_port: int) -> str:
         # A broker that was killed may come back only when its old session is over.
         "broker.session.timeout.ms": 3_000,
         "broker.heartbeat.interval.ms": 500,
+        "log.cleaner.backoff.ms": 500,  # a compacted topic is looked at each 15 s otherwise
         "num.network.threads": 2,
         "num.io.threads": 2,
     }

@@ -12,6 +12,8 @@ from collections import Counter
 import pytest
 from pyspark.sql import functions as F
 
+from python_jobs.ingestion import compactor
+from services.main_job import FEEDS, main_job
 from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
 from tools.check_documented import relations
@@ -97,6 +99,22 @@ def test_users_as_of_each_day_match_the_truth(first_report, lakehouse, truth):
         )
         plans = {row["plan"]: row["count"] for row in valid.groupBy("plan").count().collect()}
         assert plans == expected["by_plan"], day
+
+
+def test_a_compacted_bronze_table_is_no_news(first_report, lakehouse, spark):
+    """The main job reads nothing again; the rerun of the next test, on the same lakehouse, changes no table."""
+    parsed, rows = lakehouse.hashes(["silver_visits_parsed"]), lakehouse.hashes(["bronze_visits"])
+    report = compactor.run(
+        spark, compactor.Parameters(table=str(lakehouse.path("bronze_visits")), min_small_files=2)
+    )
+    assert report["files_after"] < report["files_before"]
+    feeds = [feed for feed in FEEDS if (lakehouse.landing / feed).is_dir()]
+    for step in main_job(str(lakehouse.root), lakehouse.landing, feeds):
+        if step.name in ("load visits", "dead-letter visits"):
+            lines = lakehouse.step(step)
+            assert lines["lines_written" if step.name == "load visits" else "read"] == 0
+    assert lakehouse.hashes(["silver_visits_parsed"]) == parsed
+    assert lakehouse.hashes(["bronze_visits"]) == rows
 
 
 def test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version(first_report, lakehouse, spark):

@@ -153,7 +153,8 @@ class DbtProject:
 
     def _invoke(self, arguments: tuple[str, ...]) -> dbtRunnerResult:
         manifest = self.manifest()
-        with self._environment(), settings_kept(self.spark), contextlib.redirect_stdout(io.StringIO()):
+        self._output = io.StringIO()
+        with self._environment(), settings_kept(self.spark), contextlib.redirect_stdout(self._output):
             self._last = dbtRunner(manifest=manifest).invoke([*arguments, *self._flags()])
         return self._last
 
@@ -172,10 +173,11 @@ class DbtProject:
             finally:
                 os.chdir(here)
 
-    @staticmethod
-    def _errors(result: dbtRunnerResult) -> str:
+    def _errors(self, result: dbtRunnerResult) -> str:
         lines = [str(result.exception)] if result.exception else []
         for node in getattr(result.result, "results", None) or []:
             if str(node.status) in {"error", "fail", "runtime error"}:
-                lines.append(f"{node.node.name}: {node.status}: {node.message}")
+                # A run-operation's result has its id alone; what went wrong is in the log.
+                name = node.node.name if hasattr(node, "node") else node.unique_id
+                lines.append(f"{name}: {node.status}: {node.message or self._output.getvalue()[-3000:]}")
         return "\n".join(lines)

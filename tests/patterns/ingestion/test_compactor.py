@@ -1,0 +1,535 @@
+"""Compactor: fewer files, the same rows, nobody disturbed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shlex
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.ingestion import compactor, incremental_table_loader
+from python_jobs.ingestion.compactor import Parameters, after_write, run, worth_compacting
+from python_jobs.job import JobFailed, WrongUse, run_job
+from python_jobs.pointers import PointedDataset, current_folder, publish
+from tests.support.dbt_project import DbtProject
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.render import MacroRenderer
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+
+PAGE = "docs/ingestion.md"
+HERE = "tests/patterns/ingestion/test_compactor.py"
+JOB = REPOSITORY / "python_jobs" / "ingestion" / "compactor.py"
+NOW = dt.datetime(2024, 3, 2, 12, tzinfo=dt.UTC)
+
+
+@dataclass
+class Table:
+    """A Delta table that grows by files of ten rows, as a stream leaves them."""
+
+    spark: SparkSession
+    path: str
+    next_id: int = 0
+
+    def append(self, day: str = "d1", files: int = 1) -> None:
+        """Append ``files`` files of ten rows in one commit; ids go on from the last one."""
+        start, self.next_id = self.next_id, self.next_id + 10 * files
+        visits = self.spark.range(start, self.next_id, numPartitions=files)
+        visits = visits.withColumn("day", F.lit(day))
+        visits.write.format("delta").mode("append").partitionBy("day").save(self.path)
+
+    def rows(self) -> DataFrame:
+        return self.spark.read.format("delta").load(self.path)
+
+    def ids(self) -> list[int]:
+        return sorted(row.id for row in self.rows().select("id").collect())
+
+    def active(self, day: str = "") -> set[str]:
+        """Return the files that the current version is made of."""
+        return {file for file in self.rows().inputFiles() if f"day={day}" in file}
+
+    def on_disk(self) -> int:
+        return len(list(Path(self.path).rglob("*.parquet")))
+
+    def operations(self) -> list[str]:
+        history = self.spark.sql(f"describe history delta.`{self.path}`").orderBy("version")
+        return [row.operation for row in history.select("operation").collect()]
+
+    def compact(self, **parameters: Any) -> dict[str, Any]:
+        return run(self.spark, Parameters(table=self.path, **{"vacuum": False} | parameters))
+
+
+@pytest.fixture
+def table(spark: SparkSession, table_path: str) -> Table:
+    return Table(spark, table_path)
+
+
+def test_four_files_become_one_and_vacuum_waits_for_the_retention(table: Table) -> None:
+    for _ in range(4):
+        table.append()
+    before = table.rows().collect()
+    report = table.compact()
+    assert (report["compacted"], report["files_before"], report["files_after"]) == (True, 4, 1)
+    assert (len(table.active()), table.on_disk()) == (1, 5)
+    assert_rows(table.rows(), before)
+    older = table.spark.read.format("delta").option("versionAsOf", 2).load(table.path)
+    assert older.count() == 30
+
+    assert table.compact(vacuum=True)["vacuum"]["files_deleted"] == 0
+    assert table.on_disk() == 5
+
+    versions = len(table.operations())
+    with pytest.raises(
+        WrongUse, match=r"retention_hours is 1, below the safe 168 of .* allow_unsafe_retention"
+    ):
+        table.compact(vacuum=True, retention_hours=1)
+    assert len(table.operations()) == versions
+
+    vacuum = table.compact(vacuum=True, retention_hours=0, allow_unsafe_retention=True)["vacuum"]
+    assert (vacuum["files_deleted"], table.on_disk()) == (4, 1)
+    assert vacuum["bytes_deleted"] == report["bytes_before"]
+    assert_rows(table.rows(), before)
+    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        older.collect()
+    assert table.spark.conf.get("spark.databricks.delta.retentionDurationCheck.enabled") == "true"
+
+
+def test_a_second_run_and_an_empty_table_are_left_alone(table: Table) -> None:
+    table.append(files=4)
+    table.compact()
+    version, files = len(table.operations()), table.active()
+    assert table.compact()["compacted"] is False
+    assert (len(table.operations()), table.active()) == (version, files)
+
+    empty = Table(table.spark, f"{table.path}_empty")
+    table.rows().where("false").write.format("delta").save(empty.path)
+    report = empty.compact(vacuum=True)
+    assert (report["compacted"], report["files_after"]) == (False, 0)
+    assert empty.rows().count() == 0
+
+
+def test_the_policy_decides_for_each_partition(spark: SparkSession) -> None:
+    mb, old, young = 1024 * 1024, NOW - dt.timedelta(hours=3), NOW - dt.timedelta(minutes=5)
+    files = [
+        *[("many small", mb, old)] * 4,
+        *[("too few", mb, old)] * 3,
+        *[("mostly large", mb, old)] * 4, *[("mostly large", 40 * mb, old)] * 5,
+        *[("half large", mb, old)] * 4, *[("half large", 40 * mb, old)] * 4,
+        *[("at the limit", 32 * mb, old)] * 9,
+        *[("still written", mb, old)] * 4, ("still written", mb, young),
+        *[(None, mb, old)] * 4,
+    ]  # fmt: skip
+    active = spark.createDataFrame(files, "day string, add_size bigint, add_modified_at timestamp")
+
+    def chosen(**changes: Any) -> set[str | None]:
+        policy = Parameters(**{"table": "t", "min_age_minutes": 60} | changes)
+        return {row.day for row in worth_compacting(active, ["day"], policy, NOW).collect()}
+
+    always = {"many small", "half large", None}
+    assert chosen() == always
+    assert chosen(min_age_minutes=0) == {*always, "still written"}
+    assert chosen(min_small_files=3) == {*always, "too few"}
+    assert chosen(min_small_files=5) == set()
+    assert chosen(min_small_ratio=0.4) == {*always, "mostly large"}
+    assert chosen(min_small_ratio=0.6) == {"many small", None}
+    assert chosen(small_file_mb=33) == {*always, "at the limit"}
+
+
+def test_only_closed_partitions_are_compacted(table: Table) -> None:
+    for day in ("2024-03-01", "2024-03-02", "it's \\ odd"):
+        table.append(day, files=4)
+    before, ids = table.active("2024-03-02"), table.ids()
+    report = table.compact(where="day < '2024-03-02'")
+    assert (report["partitions_compacted"], len(table.active("2024-03-01"))) == (1, 1)
+    assert (table.active("2024-03-02"), len(table.active("it"))) == (before, 4)
+
+    assert table.compact(min_age_minutes=60)["compacted"] is False
+    tomorrow = (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).isoformat()
+    assert table.compact(min_age_minutes=60, now=tomorrow)["partitions_compacted"] == 2
+    assert (len(table.active()), table.ids()) == (3, ids)
+    with pytest.raises(WrongUse, match=r"where 'id < 3' can't be used .*partition columns of .*: day$"):
+        table.compact(where="id < 3")
+
+
+def test_an_ingestion_job_compacts_inline_only_what_it_wrote(table: Table) -> None:
+    table.append("d1", files=3)
+    table.append("d2", files=3)
+    ids = table.ids()
+    daily = Parameters(table=table.path, mode="daily", min_small_files=3)
+    assert after_write(table.spark, daily) is None
+    assert "OPTIMIZE" not in table.operations()
+
+    exec(snippet(PAGE, f"{HERE}::test_an_ingestion_job_compacts_inline_only_what_it_wrote"),
+         {"spark": table.spark, "table": table.path})  # fmt: skip
+    assert (len(table.active("d2")), len(table.active("d1"))) == (1, 3)
+    assert table.operations()[-1] == "OPTIMIZE"  # and no vacuum
+
+    assert run(table.spark, daily)["partitions_compacted"] == 1
+    assert (len(table.active("d1")), table.operations()[-1], table.ids()) == (1, "VACUUM END", ids)
+
+
+def test_readers_and_writers_go_on_meanwhile(table: Table) -> None:
+    # Many partitions, so that appends have time to come between the compaction's look and its commit.
+    rows = table.spark.range(320, numPartitions=2).withColumn("day", F.expr("concat('d', id % 16)"))
+    rows.write.format("delta").partitionBy("day").save(table.path)
+    table.next_id = 320
+    stop, seen, failures = threading.Event(), list[int](), list[Exception]()
+
+    def go_on(work: Callable[[], object]) -> threading.Thread:
+        def repeat() -> None:
+            try:
+                while not stop.is_set():
+                    work()
+            except Exception as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=repeat)
+        thread.start()
+        return thread
+
+    threads = [go_on(table.append), go_on(lambda: seen.append(table.rows().count()))]
+    try:
+        report = table.compact(min_small_files=2)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert report["files_removed"] >= 32
+    history = table.spark.sql(f"describe history delta.`{table.path}`").where("operation = 'OPTIMIZE'")
+    (optimize,) = history.collect()
+    assert optimize.version - optimize.readVersion > 1, "no append came meanwhile"
+    assert table.ids() == list(range(table.next_id))
+    assert seen == sorted(seen)
+    assert {count % 10 for count in seen} == {0}
+
+
+def test_streams_and_incremental_loads_read_no_row_twice(table: Table, tmp_path: Path) -> None:
+    copy, loaded = Table(table.spark, str(tmp_path / "copy")), str(tmp_path / "loaded")
+
+    def stream() -> None:
+        rows = table.spark.readStream.format("delta").load(table.path).writeStream.format("delta")
+        query = rows.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query.start(copy.path).awaitTermination()
+
+    def load(hour: int) -> int:
+        report = incremental_table_loader.run(
+            table.spark,
+            incremental_table_loader.Parameters(
+                source=table.path, target=loaded, delta_column="ingested_at",
+                delta_expression="timestamp'2024-03-01 10:00:00'", bootstrap_from="2024-03-01T00",
+                key=["id"], overlap_minutes=240, now=f"2024-03-01T{hour}",
+            ),
+        )  # fmt: skip
+        return int(report["rows_loaded"])
+
+    table.append(files=4)
+    stream()
+    assert load(11) == 40
+    assert table.compact()["compacted"] is True
+    stream()
+    assert (copy.rows().count(), load(12)) == (40, 0)
+    table.append()
+    stream()
+    assert (copy.ids(), load(13)) == (list(range(50)), 10)
+
+
+def test_fewer_files_are_listed_faster(table: Table) -> None:
+    rows = table.spark.range(500, numPartitions=1).write.option("maxRecordsPerFile", 1)
+    rows.format("delta").save(table.path)
+    report = table.compact(measure_reads=True)
+    assert (report["files_before"], report["files_after"], report["files_removed"]) == (500, 1, 500)
+    assert report["bytes_after"] < report["bytes_before"]
+    assert report["listing_ms_after"] < report["listing_ms_before"]
+    assert report["read_seconds_after"] < report["read_seconds_before"]
+
+
+@pytest.mark.kill
+def test_a_killed_run_leaves_the_table_unchanged(table: Table) -> None:
+    table.append(files=4)
+    before, version = table.active(), len(table.operations())
+    state = run_and_kill(
+        [sys.executable, str(JOB), "--table", table.path], table.path, TableState.DATA_WITHOUT_LOG
+    )
+    assert state is TableState.DATA_WITHOUT_LOG
+    assert (table.active(), len(table.operations())) == (before, version)
+    assert table.on_disk() > 4
+    assert table.compact()["files_after"] == 1
+    assert table.ids() == list(range(40))
+
+
+def test_a_writer_of_the_same_files_wins(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.append(files=4)
+
+    class Overtaken:
+        def optimize(self) -> Overtaken:
+            return self
+
+        def where(self, predicate: str) -> Overtaken:
+            return self
+
+        def executeCompaction(self) -> None:  # noqa: N802
+            raise compactor.CONFLICTS[0]("a DELETE came first")
+
+    monkeypatch.setattr(compactor, "delta_table", lambda spark, name: Overtaken())
+    with pytest.raises(
+        JobFailed, match=r"another writer rewrote files of .*; nothing was compacted, run again"
+    ):
+        table.compact()
+    assert len(table.active()) == 4
+
+
+def test_the_command_of_the_page(table: Table) -> None:
+    program, job, *words = shlex.split(
+        snippet(PAGE, f"{HERE}::test_the_command_of_the_page").replace("\\\n", " ")
+    )
+    assert [program, job] == ["spark-submit", str(JOB.relative_to(REPOSITORY))]
+    paths = {"$LAKEHOUSE_ROOT/bronze/bronze_visits": table.path}
+    days = F.lit("2024-03-01").cast("date") + F.spark_partition_id().bitwiseAND(1)
+    rows = table.spark.range(8, numPartitions=8).withColumn("date", days)
+    rows.write.format("delta").partitionBy("date").save(table.path)
+    with pytest.raises(SystemExit) as end:
+        run_job(Parameters, run, [paths.get(word, word) for word in words])
+    assert end.value.code == 0
+    assert len(table.rows().inputFiles()) == 5
+    assert table.operations()[-1] == "VACUUM END"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"min_small_files": 1}, "min_small_files is 1; merging takes at least 2 files"),
+        ({"min_small_ratio": 1.5}, "min_small_ratio is 1.5; it is a share between 0 and 1"),
+        ({"small_file_mb": 200}, "small_file_mb is 200 and target_file_mb 128"),
+        ({"min_age_minutes": -1}, "min_age_minutes is -1; it must be 0 or more"),
+        ({"format": "json", "where": "day = 1"}, "a json dataset is compacted whole"),
+        ({"format": "parquet", "mode": "inline"}, "a parquet dataset is compacted whole"),
+    ],
+)
+def test_wrong_parameters_are_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(**{"table": "t"} | wrong)
+
+
+# --- raw files ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dataset(spark: SparkSession, tmp_path: Path) -> PointedDataset:
+    """Five small Parquet files of one column and one of two, published."""
+    dataset = PointedDataset(spark, str(tmp_path / "raw"))
+    folder = f"{dataset.folder('v1')}/hour=09"
+    spark.range(5, numPartitions=5).write.parquet(folder)
+    spark.range(5, 6).select("id", F.lit("x").alias("page")).write.mode("append").parquet(folder)
+    publish(spark, dataset.dataset, "v1")
+    return dataset
+
+
+RAW_ROWS = [(n, "x" if n == 5 else None) for n in range(6)]
+
+
+def compact_raw(dataset: PointedDataset, spark: SparkSession, **parameters: Any) -> dict[str, Any]:
+    return run(
+        spark, Parameters(table=dataset.dataset, **{"format": "parquet", "vacuum": False} | parameters)
+    )
+
+
+def rows_of(spark: SparkSession, folder: str) -> DataFrame:
+    return spark.read.option("mergeSchema", "true").parquet(folder).select("id", "page")
+
+
+def test_raw_files_are_swapped_behind_a_pointer(spark: SparkSession, tmp_path: Path) -> None:
+    names = {"spark": spark, "dataset": str(tmp_path / "raw"), "visits": spark.range(8, numPartitions=8)}
+    exec(snippet(PAGE, f"{HERE}::test_raw_files_are_swapped_behind_a_pointer"), names)
+    assert_rows(names["rows"], [(n,) for n in range(8)])
+    assert len(names["rows"].inputFiles()) == 1
+    with pytest.raises(Exception, match="UNABLE_TO_INFER_SCHEMA"):
+        spark.read.parquet(names["dataset"]).count()  # who ignores the pointer sees no set, never both
+
+
+def test_a_reader_of_raw_files_sees_one_set(
+    spark: SparkSession, dataset: PointedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = rows_of(spark, current_folder(spark, dataset.dataset))
+    point_to = PointedDataset.point_to
+
+    def read_meanwhile(pointed: PointedDataset, version: str, replaces: str | None) -> None:
+        assert_rows(rows_of(spark, current_folder(spark, dataset.dataset)), RAW_ROWS)
+        point_to(pointed, version, replaces)
+
+    monkeypatch.setattr(PointedDataset, "point_to", read_meanwhile)
+    report = compact_raw(dataset, spark)
+    assert (report["compacted"], report["files_before"], report["files_after"]) == (True, 6, 1)
+    after = current_folder(spark, dataset.dataset)
+    assert_rows(rows_of(spark, after), RAW_ROWS)
+    assert [file.path.split("/")[0] for file in dataset.files(str(dataset.current()))] == ["hour=09"]
+    assert_rows(started, RAW_ROWS)  # whoever had begun reads on
+    assert compact_raw(dataset, spark)["compacted"] is False
+    assert current_folder(spark, dataset.dataset) == after
+
+
+def test_json_lines_stay_byte_for_byte(spark: SparkSession, tmp_path: Path) -> None:
+    lines = [b'{"id": 1}\r', b"", b"\xff\xfe", '{"page": "ü 🦆"}'.encode(), b'{"id": 01}']
+    version = tmp_path / "raw" / "_versions" / "v[1]" / "date=2024-03-01"
+    version.mkdir(parents=True)
+    for number, line in enumerate(lines):
+        (version / f"{number}.json").write_bytes(line + b"\n")
+    with pytest.raises(WrongUse, match="no name of a version"):
+        publish(spark, str(tmp_path / "raw"), "v[1]")
+    version.parent.rename(version.parent.with_name("v1"))
+    publish(spark, str(tmp_path / "raw"), "v1")
+    assert run(spark, Parameters(table=str(tmp_path / "raw"), format="json"))["files_after"] == 1
+    (file,) = Path(current_folder(spark, str(tmp_path / "raw")).removeprefix("file:")).rglob("part-*")
+    assert sorted(file.read_bytes().removesuffix(b"\n").split(b"\n")) == sorted(lines)
+
+
+def test_raw_files_without_a_pointer_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    folder = str(tmp_path / "raw")
+    spark.range(8, numPartitions=8).write.parquet(folder)
+    with pytest.raises(WrongUse, match=r"has no pointer \(_current\): its readers list the folder itself"):
+        run(spark, Parameters(table=folder, format="parquet"))
+    assert spark.read.parquet(folder).count() == 8
+    # The control: what it is refused for. Spark deletes the files that it has yet to read.
+    with pytest.raises(Exception, match=r"FAILED_READ_FILE|UNSUPPORTED_OVERWRITE"):
+        spark.read.parquet(folder).coalesce(1).write.mode("overwrite").parquet(folder)
+    assert list(Path(folder).glob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("moment", ["before the swap", "after the swap"])
+def test_raw_files_that_come_meanwhile_are_not_lost(
+    spark: SparkSession, dataset: PointedDataset, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    late = Path(dataset.folder("v1").removeprefix("file:"), "hour=09", "late.parquet")
+    some = next(late.parent.glob("part-*.parquet"))
+    step = {"before the swap": "_rewrite", "after the swap": "point_to"}[moment]
+    owner: Any = compactor if step == "_rewrite" else PointedDataset
+    original = getattr(owner, step)
+
+    def overtaken(*arguments: Any, **keywords: Any) -> None:
+        original(*arguments, **keywords)
+        if not late.exists():
+            shutil.copy(some, late)
+
+    monkeypatch.setattr(owner, step, overtaken)
+    with pytest.raises(JobFailed, match=r"files of .* changed while they were compacted; it stays as it is"):
+        compact_raw(dataset, spark)
+    assert dataset.current() == "v1"
+    assert rows_of(spark, current_folder(spark, dataset.dataset)).count() == 7
+
+
+def test_a_raw_run_that_fails_or_is_overtaken_changes_nothing(
+    spark: SparkSession, dataset: PointedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite = compactor._rewrite
+
+    def overtaken(*arguments: Any) -> None:
+        rewrite(*arguments)
+        spark.range(1).write.parquet(dataset.folder("v2"))
+        publish(spark, dataset.dataset, "v2")
+
+    monkeypatch.setattr(compactor, "_rewrite", overtaken)
+    with pytest.raises(JobFailed, match="points to v2 by now, not to v1"):
+        compact_raw(dataset, spark)
+    assert (dataset.current(), dataset.versions()) == ("v2", ["v1", "v2"])
+
+
+def test_replaced_raw_files_are_deleted_after_the_retention_and_no_others(
+    spark: SparkSession, dataset: PointedDataset
+) -> None:
+    def clean(now: str) -> dict[str, Any]:
+        return compact_raw(dataset, spark, vacuum=True, now=now)["vacuum"]
+
+    killed = f"{dataset.folder('compacted-20990101T000000Z-dead')}/hour=09"
+    spark.range(1).write.parquet(killed)
+    assert compact_raw(dataset, spark, now="2099-01-01T00")["compacted"] is True
+    assert clean("2099-01-07T23") == {
+        "retention_hours": 168, "files_deleted": 0, "bytes_deleted": 0, "files_unknown": 0,
+    }  # fmt: skip
+    late = Path(dataset.folder("v1").removeprefix("file:"), "hour=09", "late.parquet")
+    shutil.copy(next(late.parent.glob("part-*.parquet")), late)
+    with pytest.raises(WrongUse, match="below the safe 168"):
+        compact_raw(dataset, spark, vacuum=True, retention_hours=1, now="2099-01-09")
+    cleaned = clean("2099-01-09")
+    assert (cleaned["files_deleted"], cleaned["files_unknown"]) == (6, 1)
+    assert [file.path for file in dataset.files("v1")] == ["hour=09/late.parquet"]
+    assert dataset.versions() == ["compacted-20990101T000000Z" + str(dataset.current())[26:], "v1"]
+    assert_rows(rows_of(spark, current_folder(spark, dataset.dataset)), RAW_ROWS)
+
+
+# --- dbt ------------------------------------------------------------------------------------------------
+
+DAILY = """
+{{ config(
+    materialized='incremental', file_format='delta', post_hook='{{ lakehouse_patterns.compactor_inline() }}',
+    meta={'lakehouse_patterns': {'compactor': {'mode': 'daily', 'min_files': 3}}}
+) }}
+select * from {{ source('raw', 'visits') }}
+"""
+SOURCES = "{version: 2, sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: visits}]}]}"
+
+
+@pytest.fixture(scope="module")
+def project(spark: SparkSession, make_project: Callable[..., DbtProject]) -> DbtProject:
+    project = make_project(
+        {
+            "models/sources.yml": SOURCES,
+            "models/daily_visits.sql": DAILY,
+            "models/inline_visits.sql": snippet(PAGE, f"{HERE}::test_the_models_of_the_page"),
+        }
+    )
+    project.source("visits", spark.range(3).coalesce(1))
+    for _ in range(3):
+        project.run("build")
+    return project
+
+
+def operations(project: DbtProject, name: str) -> list[str]:
+    return [entry["operation"] for entry in reversed(project.history(name))]
+
+
+def test_the_models_of_the_page(project: DbtProject) -> None:
+    assert operations(project, "inline_visits")[-2:] == ["WRITE", "OPTIMIZE"]
+    assert operations(project, "inline_visits").count("OPTIMIZE") == 1
+    assert len(project.table("inline_visits").inputFiles()) == 1
+    assert_rows(project.table("inline_visits"), [(0,), (1,), (2,)] * 3)
+
+
+def test_run_operation_compacts_the_tables_of_mode_daily(project: DbtProject) -> None:
+    assert "OPTIMIZE" not in operations(project, "daily_visits")
+    inline = operations(project, "inline_visits")
+    refused = project.fails("run-operation", "compactor", "--args", "{retention_hours: 1}")
+    assert "retention_hours is 1, below the safe 168" in refused
+    unknown = project.fails("run-operation", "compactor", "--args", "{tables: [inline_visits]}")
+    assert "no model 'inline_visits' has mode daily" in unknown
+    assert "OPTIMIZE" not in operations(project, "daily_visits")
+
+    project.run("run-operation", "compactor", "--args", "{retention_hours: 0, allow_unsafe_retention: true}")
+    assert "OPTIMIZE" in operations(project, "daily_visits")
+    assert_rows(project.table("daily_visits"), [(0,), (1,), (2,)] * 3)
+    assert len(list((project.location / "daily_visits").glob("*.parquet"))) == 1
+    assert operations(project, "inline_visits") == inline
+
+
+def test_the_statements_of_the_macros(render: MacroRenderer) -> None:
+    assert render("compactor_optimize", relation="t", where="day < '2024-03-02'") == (
+        "optimize t where day < '2024-03-02'"
+    )
+    assert render("compactor_vacuum", relation="t") == "vacuum t"
+    assert render("compactor_vacuum", relation="t", retention_hours=200) == "vacuum t retain 200 hours"
+    assert render("compactor_vacuum", relation="t", retention_hours=1, allow_unsafe_retention=True) == (
+        "vacuum t retain 1 hours"
+    )
+    with pytest.raises(Exception, match="retention_hours must be a number of hours, got 'a week'"):
+        render("compactor_vacuum", relation="t", retention_hours="a week")
+    with pytest.raises(Exception, match="mode must be one of daily, inline, got 'hourly'"):
+        render("_compactor_require_options", name="m", options={"mode": "hourly"})
