@@ -15,7 +15,7 @@ from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from python_jobs.error_management.filter_interceptor import Condition, Interceptor
 from tests.support.render import MacroRenderer
 
-ROWS = 3_000_000
+ROWS = 10_000_000
 CONDITIONS = [
     {"name": "visit_without_user", "condition": "user_id is not null", "category": "invalid"},
     {"name": "unreadable_time", "condition": "event_time is not null", "category": "invalid"},

@@ -12,20 +12,19 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
-VISIT = StructType.fromDDL(
+VISIT = (
     "visit_id string, event_time string, user_id string, keep_private boolean, page string, context struct<"
     "referral: string, ad_id: string, user: struct<ip: string, login: string, connected_since: string>, "
     "technical: struct<browser: string, browser_version: string, network_type: string, device_type: string, "
     "device_version: string>>, _corrupt string"
 )
-USER = StructType.fromDDL(
+USER = (
     "op string, sequence bigint, changed_at string, id string, login string, email string, "
     "registered_datetime string, first_connection_datetime string, last_connection_datetime string, plan string, "
     "is_deleted boolean, updated_at string"
 )
-DEVICE = StructType.fromDDL("type string, full_name string, version string, is_deleted boolean")
+DEVICE = "type string, full_name string, version string, is_deleted boolean"
 
 
 def write(rows: DataFrame, path: str, *partitions: str) -> DataFrame:

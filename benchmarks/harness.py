@@ -83,6 +83,8 @@ class Comparison:
     variants: Sequence[Variant]
     aims: Sequence[Aim] = ()
     repetitions: int = 5
+    warm_up: bool = True
+    """Whether an untimed round comes first; False where each run starts processes of its own, always cold."""
     note: str = ""
     """What a reader must know to read the numbers."""
     facts: Callable[[], dict[str, Any]] = dict
@@ -140,7 +142,8 @@ def measure(comparison: Comparison) -> dict[str, Any]:
     """Times the variants and returns the comparison's entry of the result file (seconds, medians, aims)."""
     variants = list(comparison.variants)
     seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
-    for repetition in range(-1, comparison.repetitions):
+    first = -1 if comparison.warm_up else 0
+    for repetition in range(first, comparison.repetitions):
         start = repetition % len(variants)
         for variant in variants[start:] + variants[:start]:
             variant.prepare()
@@ -149,7 +152,7 @@ def measure(comparison: Comparison) -> dict[str, Any]:
             variant.run()
             if repetition >= 0:
                 seconds[variant.name].append(round(time.perf_counter() - begin, 3))
-        if repetition in (-1, comparison.repetitions - 1):
+        if repetition in (first, comparison.repetitions - 1):
             check_equal_results(comparison)
     medians = {name: round(statistics.median(times), 3) for name, times in seconds.items()}
     return {

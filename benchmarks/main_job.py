@@ -51,6 +51,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         title=f"Main job, first load of {visits:,} visits",
         rows=visits,
         repetitions=1,
+        warm_up=False,
         note="Whole processes, JVM starts included. The script keeps none of the main job's promises.",
         variants=[
             Variant(

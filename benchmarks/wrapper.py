@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from tests.support.render import MacroRenderer
 
-ROWS = 1_000_000
+ROWS = 4_000_000
 COMPUTED = {
     "is_connected": "context.connected_since is not null",
     "page_referral_key": "concat_ws('-', page, context.referral)",

@@ -461,16 +461,28 @@
 
 
 {% macro _merger_may_be_stale(merger, target, partitions, least_sequence) %}
-    {#- Changes mostly come in order: reading one column of the stored rows then spares a join with their keys. -#}
+    {#-
+        Changes mostly come in order, and then Delta's file statistics alone say that no stored row is as new as the
+        batch's oldest: no file is read, and a join with the stored keys is spared.
+    -#}
     {%- if not (merger.sequence and least_sequence) -%}
         {{ return(merger.sequence | length > 0) }}
     {%- endif -%}
-    {%- set found = run_query(
-        'select coalesce(max(stored.' ~ adapter.quote(merger.sequence[0]) ~ ') >= ' ~ least_sequence
-        ~ ', false) as may_be_stale from ' ~ target ~ ' as stored where '
-        ~ (lakehouse_patterns._merger_pruned(partitions, 'stored') | join(' and '))
-    ) -%}
-    {{ return(found.rows[0]['may_be_stale']) }}
+    {{ return(run_query(
+        lakehouse_patterns._merger_stale_query(merger, target, partitions, least_sequence)
+    ).rows[0]['may_be_stale']) }}
+{% endmacro %}
+
+
+{% macro _merger_stale_query(merger, target, partitions, least_sequence) %}
+    {%- set as_new = ['stored.' ~ adapter.quote(merger.sequence[0]) ~ ' >= ' ~ least_sequence] -%}
+    select count(*) > 0 as may_be_stale
+    from (
+        select 1
+        from {{ target }} as stored
+        where {{ (as_new + lakehouse_patterns._merger_pruned(partitions, 'stored')) | join(' and ') }}
+        limit 1
+    )
 {% endmacro %}
 
 

@@ -438,9 +438,12 @@ from measured
     {#-
         Judges each measured value. Returns `results` (what is recorded of published periods), `rejected` (periods
         of which nothing is published, with the audits that say so), `periods` (all), `messages` (one for each
-        issue) and whether the run must `fail` before or `error` after publishing.
+        issue), whether the run `has_rejects` and whether it must `fail` before or `error` after publishing.
     -#}
-    {%- set found = {'results': [], 'rejected': {}, 'periods': [], 'messages': [], 'fail': false, 'error': false} -%}
+    {%- set found = {
+        'results': [], 'rejected': {}, 'periods': [], 'messages': [],
+        'has_rejects': false, 'fail': false, 'error': false,
+    } -%}
     {%- set audits = {} -%}
     {%- for audit in options.audits -%}
         {%- do audits.update({audit.name: audit}) -%}
@@ -458,6 +461,9 @@ from measured
             {%- set result = lakehouse_patterns._awap_judge(audit, row) -%}
             {%- do found.periods.append(row.run) if row.run not in found.periods -%}
             {%- do results.append(result) -%}
+            {%- if audit.outcome == 'dispatch' and (result.issue or audit.type == 'record' and result.value) -%}
+                {%- do found.update({'has_rejects': true}) -%}
+            {%- endif -%}
             {%- if result.issue -%}
                 {%- do found.messages.append(
                     "Audit '" ~ audit.name ~ "' (" ~ audit.outcome ~ ', ' ~ row.run ~ '): ' ~ result.issue
@@ -538,7 +544,8 @@ from measured
             select *
             {%- endif %}
             from ({{ lakehouse_patterns._awap_judged_rows(options, scope, findings) }})
-            where size(rejected_by) > 0
+            {#- What the audit found tells already that there are none: no second scan. #}
+            where {{ 'size(rejected_by) > 0' if findings.has_rejects else 'false' }}
         {%- endcall -%}
     {%- endif -%}
 {% endmacro %}
@@ -652,7 +659,7 @@ from values
     {%- endif -%}
 
     {%- set rows -%}
-        {%- if options.dispatches -%}
+        {%- if findings.has_rejects -%}
 from ({{ lakehouse_patterns._awap_judged_rows(options, scope, findings) }})
 where size(rejected_by) = 0
         {%- else -%}
