@@ -1,7 +1,8 @@
 """Incremental Loader, tables: load the rows whose ingestion time lies in a half-open window.
 
 Problem: an append-only source table keeps growing; each run must take the rows added since the last one, and
-replaying a window of two months ago must read that window, not the two months since.
+replaying a window of two months ago must read that window, not the two months since. The source is a Delta table
+or, with ``--jdbc_url``, a table of a PostgreSQL database.
 
 Guarantee: a row goes to the target exactly as it is in the source, once, however often and in any order
 windows are run, killed and run again. Rows without a usable ingestion time are in no window: they go to
@@ -18,11 +19,17 @@ windows are run, killed and run again. Rows without a usable ingestion time are 
 The rejects are committed before the data. Of two runs on one target at once, the one that commits second
 starts over on what it then finds.
 
+PostgreSQL: a window is read over ``--partitions`` connections, each a slice of equal length, and all of them and
+the rejects see one snapshot of the database. A transaction that is still open at that moment is not in it, whatever
+ingestion time its rows carry: ``--overlap_minutes`` must cover the longest transaction and the difference of the
+clocks. The password is named by ``--password_env`` or ``--password_file``.
+
 Limits: a row deleted from the source stays in the target (mark it deleted and renew its ingestion time, or
 use Change Data Capture); rows of one key that share one ingestion time are one version if they come later.
 
 Cost: the source's files of the window (Delta's file statistics of the delta column) and the target's of the
-same window. A ``--delta_expression`` has no statistics: it reads the source whole.
+same window; of PostgreSQL, an index range, given an index on the delta column. A ``--delta_expression`` has
+neither: it reads the source whole.
 
     spark-submit python_jobs/ingestion/incremental_table_loader.py --source legacy.visits \\
         --target lakehouse/bronze/bronze_legacy_visits --delta_column ingestion_time --key visit_id \\
@@ -34,7 +41,8 @@ Source: Data Engineering Design Patterns, chapter 2, Incremental Loader.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -46,6 +54,7 @@ from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from python_jobs.intervals import Interval, parse_time
 from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.postgres import PostgresAccess, one_snapshot, quote, time_slices
 from python_jobs.tables import (
     CONFLICTS,
     find_commit,
@@ -68,7 +77,7 @@ class Parameters:
     """Load the rows of a table whose ingestion time lies in a window."""
 
     source: str
-    """Table to read, by path or catalog name."""
+    """Table to read, by path or catalog name; with jdbc_url, as in PostgreSQL's from clause."""
     target: str
     """Table to write, by path or catalog name; made if absent. Rejects go to <target>_rejects."""
     delta_column: str
@@ -87,6 +96,16 @@ class Parameters:
     """replace_window rewrites the target's rows of the window: for tables that nobody reads as a stream."""
     key: list[str] | None = None
     """Columns that, with the delta column, tell one version of a row from another."""
+    jdbc_url: str | None = None
+    """Read the source from PostgreSQL: jdbc:postgresql://host:port/database, ?sslmode=… and the like allowed."""
+    user: str | None = None
+    """Database user."""
+    password_env: str | None = None
+    """Environment variable that holds the database password."""
+    password_file: str | None = None
+    """File that holds the database password."""
+    partitions: int = 4
+    """Connections that read a window of PostgreSQL at once."""
     now: str | None = None
     """The time of the run (rejected_at, and the end of a stateful window); default: the clock."""
 
@@ -108,6 +127,11 @@ class Parameters:
                 "mode append needs key here, to leave out what an earlier run of the window has loaded; "
                 "or pass mode replace_window"
             )
+        if self.partitions < 1:
+            raise WrongUse(f"partitions must be 1 or more, got {self.partitions}")
+        if self.jdbc_url is None and (self.user or self.password_env or self.password_file):
+            raise WrongUse("user, password_env and password_file belong to jdbc_url")
+        _ = self.postgres
 
     @property
     def rejects(self) -> str:
@@ -115,9 +139,31 @@ class Parameters:
         return self.target.rstrip("/") + "_rejects"
 
     @property
+    def postgres(self) -> PostgresAccess | None:
+        """Where the source is if it is no Delta table."""
+        if self.jdbc_url is None:
+            return None
+        if not self.user:
+            raise WrongUse("jdbc_url needs user, and password_env or password_file")
+        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
+
+    @property
     def state_id(self) -> str:
         """The transaction id under which the target keeps how far this source has been loaded."""
-        return f"{APP_ID}:{self.source}"
+        place = "" if self.postgres is None else f"{self.postgres.place}/"
+        return f"{APP_ID}:{place}{self.source}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source's rows with their delta column, wherever they are."""
+
+    rows: DataFrame
+    """All rows."""
+    undated: DataFrame
+    """All rows without an ingestion time, and perhaps others."""
+    within: Callable[[Interval], DataFrame]
+    """From a window to its rows."""
 
 
 # --- from DataFrames to DataFrames ----------------------------------------------------------------------
@@ -208,12 +254,40 @@ def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -
     return Interval(start, end) if start < end else None
 
 
+@contextmanager
+def open_source(spark: SparkSession, parameters: Parameters) -> Iterator[Source]:
+    """Open the source as of one moment, for the block; raises like :func:`with_delta_column`."""
+    column, expression = parameters.delta_column, parameters.delta_expression
+    if parameters.postgres is None:
+        rows = with_delta_column(read_table(spark, parameters.source), column, expression)
+        yield Source(rows, rows, lambda window: in_window(rows, column, window))
+        return
+    with one_snapshot(spark, parameters.postgres) as snapshot:
+
+        def read(*conditions: str) -> DataFrame:
+            return with_delta_column(snapshot.read(parameters.source, conditions), column, expression)
+
+        rows = read()
+        if expression is not None:
+            yield Source(rows, rows, lambda window: in_window(rows, column, window))
+        else:
+            yield Source(
+                rows,
+                read(f"{quote(column)} is null"),
+                lambda window: read(*time_slices(column, window, parameters.partitions)),
+            )
+
+
 def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any] | None:
     """Return the report, or None if another run took the number of our commit."""
-    source = with_delta_column(
-        read_table(spark, parameters.source), parameters.delta_column, parameters.delta_expression
-    )
-    _check_target(spark, parameters.target, source)
+    with open_source(spark, parameters) as source:
+        return _load_from(spark, parameters, source, now)
+
+
+def _load_from(
+    spark: SparkSession, parameters: Parameters, source: Source, now: dt.datetime
+) -> dict[str, Any] | None:
+    _check_target(spark, parameters.target, source.rows)
     window = next_window(spark, parameters, now)
     report: dict[str, Any] = {
         "source": parameters.source,
@@ -224,15 +298,13 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     if window is None:
         return report | {"rows_read": 0, "rows_loaded": 0, "rows_already_loaded": 0, "rows_rejected": 0}
 
-    rejected = _write_rejects(spark, parameters, source, now)
+    rejected = _write_rejects(spark, parameters, source.undated, now)
     if rejected is None:
         return None
     overlap = dt.timedelta(minutes=parameters.overlap_minutes)
     reach = Interval(window.start - overlap, window.end)
     observation = Observation()
-    rows = in_window(source, parameters.delta_column, reach).observe(
-        observation, F.count(F.lit(1)).alias("rows")
-    )
+    rows = source.within(reach).observe(observation, F.count(F.lit(1)).alias("rows"))
     replacing = parameters.mode == "replace_window"
     if not replacing and parameters.key and table_exists(spark, parameters.target):
         target = in_window(read_table(spark, parameters.target), parameters.delta_column, reach)
