@@ -75,6 +75,44 @@
     {{ return('(' ~ lakehouse_patterns._incremental_loader_column(column) ~ ' is null)') }}
 {% endmacro %}
 
+{% macro incremental_groups(relation, by, column=none) %}
+    {{ return(adapter.dispatch('incremental_groups', 'lakehouse_patterns')(relation, by, column)) }}
+{% endmacro %}
+
+{% macro default__incremental_groups(relation, by, column) %}
+    {#- The groups that new rows touch, for a model that computes a touched group anew, whole. -#}
+    {%- set groups = lakehouse_patterns.as_list(by) -%}
+    {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
+    {%- do lakehouse_patterns.require(groups, 'incremental_groups needs by: the column or columns of a group') -%}
+select
+    {{ groups | join(',\n    ') }},
+    max({{ column }}) as {{ column }}
+from {{ relation }}
+where
+    {{ groups | join(' is not null\n    and ') }} is not null
+    and {{ lakehouse_patterns.incremental_window(column) }}
+group by {{ groups | join(', ') }}
+{%- endmacro %}
+
+{% macro current_lines(lines, files) %}
+    {{ return(adapter.dispatch('current_lines', 'lakehouse_patterns')(lines, files)) }}
+{% endmacro %}
+
+{% macro default__current_lines(lines, files) %}
+    {#- Bronze only appends: of a file that landed again, the highest load is the file. -#}
+select all_lines.*
+from {{ lines }} as all_lines
+inner join (
+    select
+        file_path,
+        max(load_id) as load_id
+    from {{ files }}
+    group by file_path
+) as current_loads
+    on all_lines.file_path = current_loads.file_path
+    and all_lines.load_id = current_loads.load_id
+{%- endmacro %}
+
 {% macro _incremental_loader_options() %}
     {#- While dbt parses, a model's own config isn't known yet; outside a model there is none. -#}
     {%- set options = (lakehouse_patterns.options('incremental_loader') if this is defined else none) or {} -%}

@@ -11,17 +11,9 @@
 
 -- An hour that any load touched is counted anew from silver, whole: views that a correction took away disappear.
 with touched_hours as (
-    select
-        event_date,
-        date_trunc('hour', event_time) as event_hour,
-        max(last_ingested_at) as last_ingested_at
-    from {{ ref('silver_visits_touched') }}
-    where
-        event_time is not null
-    {% if is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
-    {% endif %}
-    group by event_date, date_trunc('hour', event_time)
+    {{ lakehouse_patterns.incremental_groups(
+        ref('silver_visits_touched_hours'), by=['event_date', 'event_hour'], column='last_ingested_at'
+    ) }}
 ),
 
 views as (

@@ -11,16 +11,9 @@
 
 -- A day that any load touched is computed anew from silver, whole: distinct counts can't be added up.
 with touched_days as (
-    select
-        event_date,
-        max(last_ingested_at) as last_ingested_at
-    from {{ ref('silver_visits_touched') }}
-    where
-        event_date is not null
-    {% if is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
-    {% endif %}
-    group by event_date
+    {{ lakehouse_patterns.incremental_groups(
+        ref('silver_visits_touched_hours'), by='event_date', column='last_ingested_at'
+    ) }}
 ),
 
 events as (

@@ -18,16 +18,9 @@
 -- A day that any load touched is computed anew, audited, and published whole. The audits compare users per hour, not
 -- per day: a day that is still filling up is no drop.
 with touched_days as (
-    select
-        event_date,
-        max(last_ingested_at) as last_ingested_at
-    from {{ ref('silver_visits_touched') }}
-    where
-        event_date is not null
-    {% if lakehouse_patterns.is_incremental() %}
-        and {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
-    {% endif %}
-    group by event_date
+    {{ lakehouse_patterns.incremental_groups(
+        ref('silver_visits_touched_hours'), by='event_date', column='last_ingested_at'
+    ) }}
 ),
 
 visits as (

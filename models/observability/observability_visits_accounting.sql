@@ -19,25 +19,21 @@
     "('exact_duplicate', 'same_key_same_payload')", "('superseded', 'same_key_lower_version')", "('kept', '')"
 ]) %}
 
-with touched_dates as (
+with dates as (
     select
-        accounted_date,
-        max(last_ingested_at) as last_ingested_at
-    from (
-        select
-            coalesce(event_date, landing_date) as accounted_date,
-            last_ingested_at
-        from {{ ref('silver_visits_touched') }}
-        union all
-        select
-            date as accounted_date,
-            ingested_at as last_ingested_at
-        from {{ source('bronze', 'bronze_visits_files') }}
-    )
-    {% if is_incremental() %}
-        where {{ lakehouse_patterns.incremental_window('last_ingested_at') }}
-    {% endif %}
-    group by accounted_date
+        coalesce(event_date, landing_date) as accounted_date,
+        last_ingested_at
+    from {{ ref('silver_visits_touched_hours') }}
+    union all
+    -- A file of unparsable lines alone touches no hour.
+    select
+        date as accounted_date,
+        ingested_at as last_ingested_at
+    from {{ source('bronze', 'bronze_visits_files') }}
+),
+
+touched_dates as (
+    {{ lakehouse_patterns.incremental_groups('dates', by='accounted_date', column='last_ingested_at') }}
 ),
 
 -- Two branches, so that the first reads only the partitions of the touched dates.
@@ -68,12 +64,10 @@ keys as (
     group by flagged.accounted_date, flagged.visit_id, flagged.event_time
 ),
 
-current_loads as (
-    select
-        file_path,
-        max(load_id) as load_id
-    from {{ source('bronze', 'bronze_visits_files') }}
-    group by file_path
+dead as (
+    {{ lakehouse_patterns.current_lines(
+        source('parsed', 'silver_visits_dead_letter'), source('bronze', 'bronze_visits_files')
+    ) }}
 ),
 
 counts as (
@@ -107,10 +101,7 @@ counts as (
         'unparsable' as status,
         dead.error_class as reason,
         cast(1 as bigint) as lines
-    from {{ source('parsed', 'silver_visits_dead_letter') }} as dead
-    inner join current_loads
-        on dead.file_path = current_loads.file_path
-        and dead.load_id = current_loads.load_id
+    from dead
     left semi join touched_dates on dead.date = touched_dates.accounted_date
 ),
 

@@ -1,31 +1,24 @@
 {{ config(materialized='view') }}
 
 -- The newest full extract, one row a user; an extract without `updated_at` takes its folder's date.
-with current_loads as (
-    select
-        file_path,
-        max(load_id) as load_id
-    from {{ source('bronze', 'bronze_users_files') }}
-    group by file_path
+with current_lines as (
+    {{ lakehouse_patterns.current_lines(source('bronze', 'bronze_users'), source('bronze', 'bronze_users_files')) }}
 ),
 
 fields as (
     select
         from_json(
-            lines.payload,
+            payload,
             'id string, login string, email string, registered_datetime string, '
             || 'first_connection_datetime string, last_connection_datetime string, plan string, updated_at string'
         ) as extract,
-        lines.load_id,
+        load_id,
         -- The folder's date, or that of a file which lies in no dated folder.
         coalesce(
-            try_to_timestamp(nullif(regexp_extract(lines.file_path, 'date=([0-9-]+)', 1), '')),
-            date_trunc('day', lines.file_modified_at)
+            try_to_timestamp(nullif(regexp_extract(file_path, 'date=([0-9-]+)', 1), '')),
+            date_trunc('day', file_modified_at)
         ) as extracted_at
-    from {{ source('bronze', 'bronze_users') }} as lines
-    inner join current_loads
-        on lines.file_path = current_loads.file_path
-        and lines.load_id = current_loads.load_id
+    from current_lines
 ),
 
 newest_first as (

@@ -168,3 +168,28 @@ def test_wrong_arguments_are_refused(render: MacroRenderer, arguments: dict[str,
 def test_a_time_with_an_offset_is_turned_into_utc(render: MacroRenderer, offset: str, utc: str) -> None:
     window = render("incremental_window", column="t", bootstrap_from=f"2024-03-01T10:30:00{offset}")
     assert window == f"(t >= timestamp '2024-03-01 {utc}+00:00')"
+
+
+def test_groups_that_new_rows_touch(spark: SparkSession, render: MacroRenderer) -> None:
+    spark.createDataFrame(
+        [("a", 1, at(10)), ("a", 1, at(12)), ("a", 2, at(11)), ("b", None, at(11)), ("c", 1, None)],
+        "site string, day int, t timestamp",
+    ).createOrReplaceTempView("rows_of_groups")
+    groups = render("incremental_groups", relation="rows_of_groups", by=["site", "day"], column="t")
+    newest = spark.sql(groups).selectExpr("site", "day", "hour(t)")
+    assert_rows(newest, [("a", 1, 12), ("a", 2, 11)])
+    with pytest.raises(DbtRuntimeError, match="incremental_groups needs by"):
+        render("incremental_groups", relation="rows_of_groups", by=[], column="t")
+
+
+def test_current_lines_are_those_of_the_highest_load(spark: SparkSession, render: MacroRenderer) -> None:
+    """The ledger decides: a file that landed again without lines has none."""
+    spark.createDataFrame(
+        [("f", 1, "old"), ("f", 2, "new"), ("g", 1, "gone"), ("h", 1, "kept")],
+        "file_path string, load_id int, payload string",
+    ).createOrReplaceTempView("loaded_lines")
+    spark.createDataFrame(
+        [("f", 1), ("f", 2), ("g", 1), ("g", 2), ("h", 1)], "file_path string, load_id int"
+    ).createOrReplaceTempView("loaded_files")
+    current = spark.sql(render("current_lines", lines="loaded_lines", files="loaded_files"))
+    assert_rows(current, [("f", 2, "new"), ("h", 1, "kept")])
