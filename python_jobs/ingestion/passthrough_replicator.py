@@ -1,0 +1,451 @@
+"""Passthrough Replicator, files: make a target folder equal to a source folder, byte for byte.
+
+Problem: two environments need exactly the data of a third. Loading it again from where it came gives other data,
+and a reader and a writer in between change it: text readers turn CRLF into LF and unpack ``.gz``, JSON readers
+turn 1.10 into 1.1, names and the number of files change, hidden files are left out.
+
+Guarantee: after a run the target holds the source's folders and files, hidden and empty ones included, with
+their names, bytes and modification times, and nothing else. Nothing is interpreted. Each file is written aside,
+read back, compared by checksum (CRC-32C) and renamed: under its final name it is whole or absent. Killed anywhere
+and run again, a run goes on with the first file that is not there yet. The source is only read.
+
+A Delta table stays one: its log is listed first and copied last, so that the copy is a version the source had,
+also while the source is being written; history and time travel are the source's. A part of a Delta table, and a
+table whose files lie elsewhere (a shallow clone), are refused: their copy could not be read. ``_SUCCESS`` files
+of a target that changes are removed first and copied last.
+
+Who pushes: the source's owner, by a policy (:mod:`python_jobs.ingestion.replication_policy`) or by
+``--source`` and ``--target``. A dataset that the policy tags ``pii`` is refused.
+
+Cost: both folders are listed, new and changed files are read once and their copies once more. The driver copies,
+with ``--threads`` at a time and one buffer each; executors do nothing, memory doesn't grow with the files.
+
+    spark-submit python_jobs/ingestion/passthrough_replicator.py --policy replication.yml
+    spark-submit python_jobs/ingestion/passthrough_replicator.py --source /production/devices \\
+        --target /staging/devices
+
+Source: Data Engineering Design Patterns, chapter 2, Passthrough Replicator.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from python_jobs.ingestion.replication_policy import Dataset, load_policy, refuse_sensitive
+from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.tables import absolute
+
+_BUFFER_BYTES = 1 << 20
+_ATTEMPTS = 3
+_ASIDE = ".passthrough_replicator"
+_DELTA_LOG = "_delta_log"
+_SUCCESS = "_SUCCESS"
+# File systems that keep a modification time that is set. In an object store it is the time of the upload.
+_KEEP_TIMES = frozenset({"file", "hdfs", "viewfs", "webhdfs"})
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Make target folders equal to source folders, byte for byte."""
+
+    source: str | None = None
+    """Folder to copy, path or URI of any Hadoop file system; or give a policy."""
+    target: str | None = None
+    """Folder that becomes equal to the source; what else lies in it is removed."""
+    policy: str | None = None
+    """In place of source and target: YAML file with the datasets to push and their targets."""
+    dataset: str | None = None
+    """Only this dataset of the policy; by default all, in order."""
+    compare: Literal["time", "content"] = "time"
+    """When a file counts as there: same size and modification time (in an object store: not older than the
+    source's), or same bytes, for which both are read."""
+    allow_empty: bool = False
+    """Whether a source without a file may empty a target that has some."""
+    threads: int = 4
+    """Files copied at a time."""
+
+    def __post_init__(self) -> None:
+        if (self.policy is None) == (self.source is None or self.target is None):
+            raise WrongUse("give either source and target, or a policy")
+        if self.policy is not None and (self.source is not None or self.target is not None):
+            raise WrongUse("a policy names its sources and targets: leave source and target out")
+        if self.dataset is not None and self.policy is None:
+            raise WrongUse(f"dataset {self.dataset} is looked up in a policy, and there is none")
+        if self.threads < 1:
+            raise WrongUse(f"threads must be at least 1, got {self.threads}")
+
+    def datasets(self) -> list[Dataset]:
+        """Return what is to be replicated."""
+        if self.policy is None:
+            assert self.source is not None
+            assert self.target is not None
+            return [Dataset(self.source, self.source, (self.target,))]
+        datasets = load_policy(self.policy)
+        chosen = [dataset for dataset in datasets if self.dataset in (None, dataset.name)]
+        if not chosen:
+            known = ", ".join(dataset.name for dataset in datasets)
+            raise WrongUse(f"the policy {self.policy} has no dataset {self.dataset}; it has {known}")
+        return chosen
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as a listing saw it."""
+
+    path: str
+    """Relative to the folder."""
+    size: int
+    """Bytes."""
+    modified_at: int
+    """Milliseconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
+    @property
+    def in_delta_log(self) -> bool:
+        """Whether it belongs to the log of a Delta table."""
+        return _DELTA_LOG in self.path.split("/")[:-1]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a folder holds."""
+
+    files: dict[str, File]
+    """By path."""
+    folders: frozenset[str]
+    """Paths of all folders below it."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What makes the target equal to the source."""
+
+    copied: tuple[File, ...]
+    """In their order: data, logs of Delta tables, ``_SUCCESS``."""
+    deleted: tuple[str, ...]
+    """Files that the source lacks."""
+    first_deleted: tuple[str, ...]
+    """``_SUCCESS`` files: nobody may take a target for complete while it changes."""
+
+
+class Folder:
+    """A folder of any Hadoop file system (local, HDFS, S3), with the bytes as they are stored."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        assert spark._jvm is not None
+        self._jvm: Any = spark._jvm
+        self._configuration = spark._jsc.hadoopConfiguration()
+        self._path_class = self._jvm.org.apache.hadoop.fs.Path
+        root = self._path_class(absolute(path))
+        file_system = root.getFileSystem(self._configuration)
+        # The local file system hides the checksum files (.x.crc) that Spark writes, and would write its own.
+        self._file_system = (
+            file_system.getRawFileSystem() if file_system.getUri().getScheme() == "file" else file_system
+        )
+        self.given = path
+        self.root = self._file_system.makeQualified(root)
+
+    @property
+    def keeps_times(self) -> bool:
+        """Whether a file can be given a modification time."""
+        return self._file_system.getUri().getScheme() in _KEEP_TIMES
+
+    def exists(self, relative: str = "") -> bool:
+        """Return whether there is such a file or folder."""
+        return bool(self._file_system.exists(self._path(relative)))
+
+    def listing(self) -> Listing:
+        """List the whole tree; logs of Delta tables come before the files that they name."""
+        files: dict[str, File] = {}
+        folders: set[str] = set()
+        for path, status in self._walk(self.root, ""):
+            if status.isDirectory():
+                folders.add(path)
+            else:
+                files[path] = File(path, status.getLen(), status.getModificationTime())
+        return Listing(files, frozenset(folders))
+
+    def look_at(self, path: str) -> File | None:
+        """Return a file as it is now, None if it is gone."""
+        if not self.exists(path):
+            return None
+        status = self._file_system.getFileStatus(self._path(path))
+        return File(path, status.getLen(), status.getModificationTime())
+
+    def inside_a_delta_table(self) -> str | None:
+        """Return the Delta table that this folder is a part of, if it is one."""
+        folder = self.root.getParent()
+        while folder is not None:
+            if self._file_system.exists(self._path_class(folder, _DELTA_LOG)):
+                return str(folder.toString())
+            folder = folder.getParent()
+        return None
+
+    def open(self, path: str) -> Any:
+        """Return a stream of a file's bytes, with their checksum."""
+        checksum = self._jvm.java.util.zip.CRC32C()
+        return self._jvm.java.util.zip.CheckedInputStream(
+            self._file_system.open(self._path(path), _BUFFER_BYTES), checksum
+        )
+
+    def checksum(self, path: str) -> tuple[int, int]:
+        """Return the number of a file's bytes and their CRC-32C."""
+        return self._pump(self.open(path), self._jvm.java.io.OutputStream.nullOutputStream())
+
+    def has_bytes_of(self, source: Folder, path: str) -> bool:
+        """Return whether this folder's file and the source's hold the same bytes."""
+        ours, theirs = self.open(path), source.open(path)
+        try:
+            return bool(self._jvm.org.apache.commons.io.IOUtils.contentEquals(ours, theirs))
+        finally:
+            ours.close()
+            theirs.close()
+
+    def write(self, path: str, stream: Any) -> tuple[int, int]:
+        """Write a file from a stream; return the number of bytes and the CRC-32C of what was read."""
+        return self._pump(stream, self._file_system.create(self._path(path), True, _BUFFER_BYTES))
+
+    def set_modified_at(self, path: str, milliseconds: int) -> None:
+        """Give a file a modification time."""
+        self._file_system.setTimes(self._path(path), milliseconds, -1)
+
+    def rename(self, path: str, to: str) -> None:
+        """Rename a file, over an existing one too.
+
+        Raises:
+            JobFailed: the file system refused.
+        """
+        source, target = self._path(path), self._path(to)
+        # A local rename replaces a file in one step; elsewhere a file in the way makes it fail.
+        if self._file_system.getUri().getScheme() != "file" and self._file_system.exists(target):
+            self._file_system.delete(target, False)
+        if not self._file_system.rename(source, target):
+            raise JobFailed(f"{target} can't be written: is there a folder of that name?")
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder and its parents, unless they are there."""
+        self._file_system.mkdirs(self._path(path))
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a folder with all it holds; nothing happens if it is gone."""
+        self._file_system.delete(self._path(path), True)
+
+    def _pump(self, source: Any, sink: Any) -> tuple[int, int]:
+        try:
+            count = self._jvm.org.apache.commons.io.IOUtils.copyLarge(
+                source, sink, self._jvm.org.apache.commons.io.IOUtils.byteArray(_BUFFER_BYTES)
+            )
+            return int(count), int(source.getChecksum().getValue())
+        finally:
+            source.close()
+            sink.close()
+
+    def _path(self, relative: str) -> Any:
+        # Not Path(parent, text), which takes a name such as "12:00.json" for a URI.
+        root = self.root
+        for part in relative.split("/") if relative else ():
+            root = self._path_class(root, self._path_class(None, None, part))
+        return root
+
+    def _walk(self, folder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        statuses = sorted(
+            self._file_system.listStatus(folder), key=lambda s: s.getPath().getName() != _DELTA_LOG
+        )
+        for status in statuses:
+            name = status.getPath().getName()
+            if name == _ASIDE and not prefix:
+                continue
+            yield prefix + name, status
+            if status.isDirectory():
+                yield from self._walk(status.getPath(), f"{prefix}{name}/")
+
+
+# --- what is to be done ---------------------------------------------------------------------------------
+
+
+def changes_between(source: Listing, target: Listing, there: Iterable[str]) -> Changes:
+    """Return what makes ``target`` equal to ``source``; ``there`` are the files whose copies are equal."""
+    copied = source.files.keys() - set(there)
+    deleted = target.files.keys() - source.files.keys()
+    first_deleted: set[str] = set()
+    if copied or deleted:
+        first_deleted = {path for path, file in target.files.items() if file.name == _SUCCESS}
+        copied |= {path for path in first_deleted if path in source.files}
+        deleted -= first_deleted
+    return Changes(
+        tuple(sorted((source.files[path] for path in copied), key=_order)),
+        tuple(sorted(deleted)),
+        tuple(sorted(first_deleted)),
+    )
+
+
+def _order(file: File) -> tuple[int, str]:
+    """Readers look at logs and ``_SUCCESS`` files: what these promise must be there before them."""
+    return (2 if file.name == _SUCCESS else 1 if file.in_delta_log else 0), file.path
+
+
+def is_there(source: File, target: File | None, keeps_times: bool) -> bool:
+    """Return whether size and time say that the target's file is the source's."""
+    if target is None or target.size != source.size:
+        return False
+    if keeps_times:
+        return target.modified_at == source.modified_at
+    return target.modified_at >= source.modified_at
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Replicate every dataset to every target; a refused dataset stops the run before anything is copied."""
+    datasets = parameters.datasets()
+    for dataset in datasets:
+        refuse_sensitive(dataset)
+    pairs = [
+        (dataset, _source(spark, dataset.source), Folder(spark, target))
+        for dataset in datasets
+        for target in dataset.targets
+    ]
+    for _, source, target in pairs:
+        _refuse_nested(source, target)
+    replicated = [
+        {"dataset": dataset.name, "source": source.given, "target": target.given}
+        | replicate(source, target, parameters)
+        for dataset, source, target in pairs
+    ]
+    return {"replicated": replicated}
+
+
+def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[str, int]:
+    """Make ``target`` equal to ``source``; return the numbers of files and bytes.
+
+    Raises:
+        DataRefused: the source is empty, the target isn't, and that is not allowed.
+        JobFailed: a file kept changing, went away, or its copy has another checksum.
+    """
+    wanted = source.listing()
+    present = target.listing() if target.exists() else Listing({}, frozenset())
+    if present.files and not wanted.files and not parameters.allow_empty:
+        raise DataRefused(
+            f"source {source.given} has no file and target {target.given} has {len(present.files)}: "
+            "empty it with allow_empty"
+        )
+
+    with ThreadPoolExecutor(parameters.threads) as threads:
+        common = [file for path, file in wanted.files.items() if path in present.files]
+        if parameters.compare == "content":
+            same = threads.map(lambda file: target.has_bytes_of(source, file.path), common)
+        else:
+            same = iter([is_there(f, present.files[f.path], target.keeps_times) for f in common])
+        changes = changes_between(
+            wanted, present, [f.path for f, equal in zip(common, same, strict=True) if equal]
+        )
+
+        target.delete(_ASIDE)
+        for path in changes.first_deleted:
+            target.delete(path)
+        # A file where the source has a folder, or the other way round, must go before; the rest after the copies,
+        # because the present log of a Delta table may still name it.
+        in_the_way = (present.files.keys() & wanted.folders) | (present.folders & wanted.files.keys())
+        for path in sorted(in_the_way):
+            target.delete(path)
+        target.make_folder("")
+        for path in sorted(wanted.folders - present.folders):
+            target.make_folder(path)
+        for rank in (0, 1, 2):
+            batch = [file for file in changes.copied if _order(file)[0] == rank]
+            if rank == 0:
+                copied = list(threads.map(lambda file: _copy(source, target, file), batch))
+            else:  # in the order of their names: a reader must not find version 11 without 10
+                copied += [_copy(source, target, file) for file in batch]
+    gone = {*changes.deleted, *(present.folders - wanted.folders)} - wanted.folders - wanted.files.keys()
+    for path in sorted(gone):
+        if not any(path.startswith(f"{replaced}/") for replaced in in_the_way):
+            target.delete(path)
+    target.delete(_ASIDE)
+    return {
+        "files": len(wanted.files),
+        "files_copied": len(copied),
+        "bytes_copied": sum(copied),
+        "files_skipped": len(wanted.files) - len(copied),
+        "files_deleted": len(present.files.keys() - wanted.files.keys()),
+    }
+
+
+def _copy(source: Folder, target: Folder, file: File) -> int:
+    """Copy one file; return its bytes. A file that changes meanwhile is copied again."""
+    aside = f"{_ASIDE}/{uuid.uuid4()}"
+    for _ in range(_ATTEMPTS):
+        try:
+            size, checksum = target.write(aside, source.open(file.path))
+        except Py4JJavaError as failure:
+            if source.look_at(file.path) is None:
+                raise JobFailed(
+                    f"{file.path} went away from {source.given} while it was copied: run again"
+                ) from failure
+            raise
+        now = source.look_at(file.path)
+        if now == file and size == file.size:
+            break
+        if now is None:
+            raise JobFailed(f"{file.path} went away from {source.given} while it was copied: run again")
+        file = now
+    else:
+        raise JobFailed(f"{file.path} of {source.given} kept changing while it was copied: run again")
+    if target.checksum(aside) != (size, checksum):
+        raise JobFailed(
+            f"the copy of {file.path} on {target.given} has other bytes than were sent: run again"
+        )
+    if target.keeps_times:
+        target.set_modified_at(aside, file.modified_at)
+    target.rename(aside, file.path)
+    return size
+
+
+def _source(spark: SparkSession, path: str) -> Folder:
+    """Return the source's folder.
+
+    Raises:
+        WrongUse: it is absent.
+        DataRefused: a copy of it could not be read as the Delta table that it is, or is part of.
+    """
+    folder = Folder(spark, path)
+    if not folder.exists():
+        raise WrongUse(f"there is no source folder {path}")
+    if (table := folder.inside_a_delta_table()) is not None:
+        raise DataRefused(
+            f"source {path} is a part of the Delta table {table}: without {_DELTA_LOG} its copy could not be "
+            "read; replicate the whole table"
+        )
+    if folder.exists(_DELTA_LOG):
+        root = folder.root.toUri().getRawPath().rstrip("/") + "/"
+        files = spark.read.format("delta").load(absolute(path)).inputFiles()
+        if outside := [file for file in files if root not in file]:
+            raise DataRefused(
+                f"the Delta table {path} has {len(outside)} files outside its folder (a shallow clone?): "
+                "its copy would still read them there"
+            )
+    return folder
+
+
+def _refuse_nested(source: Folder, target: Folder) -> None:
+    one, other = (folder.root.toString().rstrip("/") + "/" for folder in (source, target))
+    if one.startswith(other) or other.startswith(one):
+        raise WrongUse(f"source {source.given} and target {target.given} must not lie in one another")
+    if (table := target.inside_a_delta_table()) is not None:
+        raise WrongUse(f"target {target.given} lies inside the Delta table {table}")
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

@@ -1,0 +1,485 @@
+"""Passthrough Replicator for files: the target is the source, byte for byte, or what is there of it is whole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from python_jobs.ingestion import passthrough_replicator
+from python_jobs.ingestion.passthrough_replicator import Folder, Parameters, run
+from python_jobs.job import DataRefused, JobFailed, WrongUse
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippets
+
+JOB = REPOSITORY / "python_jobs" / "ingestion" / "passthrough_replicator.py"
+PAGE = "docs/ingestion.md"
+THIS = "tests/patterns/ingestion/test_passthrough_replicator.py::"
+DAY_1, DAY_2 = "date=2024-03-01", "date=2024-03-02"
+
+# 1.10, odd spacing, a key twice, a day without a time zone, an empty line, a broken line, CRLF, no end of line.
+ODD = b'{"version" :  1.10}\r\n{"a":1,"a":2}\n{"at":"01/02/2023"}\n\n{"broken\n\xff\xfe\x00 last'
+FILES = {
+    f"{DAY_1}/odd.json": ODD,
+    f"{DAY_1}/packed.json.gz": gzip.compress(b"a\nb\n"),
+    f"{DAY_1}/empty.json": b"",
+    f"{DAY_1}/_SUCCESS": b"",
+    f"{DAY_1}/.hidden": b"h",
+    f"{DAY_1}/_underscore/deep/x": b"u",
+    f"{DAY_1}/.odd.json.crc": b"no checksum of anything",
+    f"{DAY_1}/ü v%20+#?{{1}}[2]*.json": b"name",
+    f"{DAY_1}/12:00.json": b"noon",
+    f"{DAY_2}/other.csv": b"1;01/02/2023 10:00\n",
+}
+
+
+@dataclass
+class Environments:
+    """A production and a staging folder."""
+
+    spark: SparkSession
+    root: Path
+
+    @property
+    def production(self) -> Path:
+        return self.root / "production" / "devices"
+
+    @property
+    def staging(self) -> Path:
+        return self.root / "staging" / "devices"
+
+    def put(self, name: str, content: bytes, modified_at: int = 1_709_290_800) -> None:
+        put(self.production / name, content, modified_at)
+
+    def replicate(self, **parameters: Any) -> dict[str, Any]:
+        """Replicate the whole folder; return the report of this one target."""
+        paths = {"source": str(self.production), "target": str(self.staging)}
+        (report,) = run(self.spark, Parameters(**(paths | parameters)))["replicated"]
+        return report
+
+
+def put(path: Path, content: bytes, modified_at: int = 1_709_290_800) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (modified_at, modified_at))
+
+
+def tree(folder: Path) -> dict[str, tuple[bytes, int] | None]:
+    """Return bytes and modification time of each file below a folder, None for each folder."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns // 1_000_000)
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+def inodes(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return what changes with any write to a file or folder: its inode and the time of its last change."""
+    return {str(p): (p.stat().st_ino, p.stat().st_ctime_ns) for p in (folder, *folder.rglob("*"))}
+
+
+@pytest.fixture
+def environments(spark: SparkSession, tmp_path: Path) -> Environments:
+    return Environments(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def replicas(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Environments, dict[str, Any]]:
+    """Replicate once, once more, then after changes at the source; return what each run left."""
+    environments = Environments(spark, tmp_path_factory.mktemp("replicas"))
+    seen: dict[str, Any] = {}
+    for name, content in FILES.items():
+        environments.put(name, content)
+    (environments.production / DAY_1 / "no files yet").mkdir()
+    seen["source before"] = inodes(environments.production)
+    seen["first"] = environments.replicate(), tree(environments.production), tree(environments.staging)
+    seen["source after"] = inodes(environments.production)
+    seen["inodes"] = inodes(environments.staging)
+    seen["again"] = environments.replicate()
+    seen["inodes again"] = inodes(environments.staging)
+
+    (environments.production / DAY_1 / "empty.json").unlink()
+    (environments.production / DAY_1 / "no files yet").rmdir()
+    environments.put(f"{DAY_1}/odd.json", ODD + b"!", 1_709_294_400)
+    environments.put(f"{DAY_1}/new.json", b"new")
+    environments.put(f"{DAY_2}/other.csv", b"2;changed in production\n")
+    seen["day 2"] = tree(environments.staging / DAY_2)
+    seen["day 1 only"] = environments.replicate(
+        source=str(environments.production / DAY_1), target=str(environments.staging / DAY_1)
+    )
+    seen["day 1"] = tree(environments.production / DAY_1), tree(environments.staging / DAY_1)
+    seen["day 2 after"] = tree(environments.staging / DAY_2)
+    return environments, seen
+
+
+def test_names_bytes_and_times_are_the_source_s(replicas: Any) -> None:
+    _, seen = replicas
+    report, production, staging = seen["first"]
+    assert staging == production
+    assert {name: entry[0] for name, entry in staging.items() if entry} == FILES
+    assert staging[f"{DAY_1}/no files yet"] is None
+    assert report["files"] == report["files_copied"] == len(FILES)
+    assert report["bytes_copied"] == sum(map(len, FILES.values()))
+
+
+def test_lines_are_byte_identical_where_a_json_reader_changes_them(
+    replicas: Any, spark: SparkSession
+) -> None:
+    environments, _ = replicas
+    assert environments.staging.joinpath(DAY_1, "odd.json").read_bytes() == ODD + b"!"
+    control = environments.root / "control"
+    lines = environments.root / "lines.json"
+    lines.write_bytes(b'{"version" :  1.10}\r\n{"a":1,"a":2}\n')
+    read = spark.read.schema("version string, a string").json(str(lines))
+    read.write.json(str(control))
+    written = b"".join(path.read_bytes() for path in control.glob("part-*"))
+    assert written != lines.read_bytes()
+    assert b'"version" :  1.10' not in written
+
+
+def test_a_second_run_copies_nothing(replicas: Any) -> None:
+    _, seen = replicas
+    assert seen["again"]["files_copied"] == 0
+    assert seen["again"]["files_skipped"] == len(FILES)
+    assert {k: v[0] for k, v in seen["inodes again"].items()} == {k: v[0] for k, v in seen["inodes"].items()}
+
+
+def test_after_changes_the_target_equals_the_source_and_other_days_are_untouched(replicas: Any) -> None:
+    _, seen = replicas
+    production, staging = seen["day 1"]
+    assert staging == production
+    assert "empty.json" not in staging
+    assert seen["day 1 only"]["files_deleted"] == 1
+    assert seen["day 1 only"]["files_copied"] == 3, "odd.json, new.json and _SUCCESS"
+    assert seen["day 2 after"] == seen["day 2"]
+
+
+def test_the_source_is_only_read(replicas: Any) -> None:
+    """Not even a time of a file or folder of the source changes: read rights are enough there."""
+    _, seen = replicas
+    assert seen["source after"] == seen["source before"]
+
+
+def test_content_is_compared_where_size_and_time_deceive(environments: Environments) -> None:
+    environments.put("a.json", b"one")
+    environments.replicate()
+    environments.put("a.json", b"two")
+    assert environments.replicate()["files_copied"] == 0
+    assert environments.replicate(compare="content")["files_copied"] == 1
+    assert (environments.staging / "a.json").read_bytes() == b"two"
+
+
+def test_where_times_are_not_kept_a_newer_source_is_copied(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passthrough_replicator, "_KEEP_TIMES", frozenset())
+    environments.put("a.json", b"one")
+    environments.replicate()
+    assert environments.replicate()["files_copied"] == 0
+    environments.put("a.json", b"two", modified_at=4_102_444_800)
+    assert environments.replicate()["files_copied"] == 1
+
+
+def test_folders_of_any_hadoop_file_system(environments: Environments) -> None:
+    """Mounts of a ViewFS stand for production and staging; its renames refuse a file that is in the way."""
+    environments.put(f"{DAY_1}/a.json", b"a")
+    configuration = environments.spark._jsc.hadoopConfiguration()
+    for mount, folder in (
+        ("production", environments.production.parent),
+        ("staging", environments.root / "s"),
+    ):
+        folder.mkdir(exist_ok=True)
+        configuration.set(f"fs.viewfs.mounttable.{mount}.link./data", f"file://{folder}")
+    uris = {"source": "viewfs://production/data/devices", "target": "viewfs://staging/data/devices"}
+    environments.replicate(**uris)
+    environments.put(f"{DAY_1}/a.json", b"changed")
+    assert environments.replicate(**uris)["files_copied"] == 1
+    staging = tree(environments.root / "s" / "devices")
+    # Hadoop's own checksum files belong to the local folder that is mounted.
+    assert {name: entry for name, entry in staging.items() if not name.endswith(".crc")} == tree(
+        environments.production
+    )
+    uris = {"source": f"file://{environments.production}", "target": f"file://{environments.staging}"}
+    environments.replicate(**uris)
+    assert tree(environments.staging) == tree(environments.production)
+
+
+def test_a_file_is_whole_or_absent_and_success_comes_last(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.json", "b.json", "_SUCCESS"):
+        environments.put(name, name.encode())
+    environments.replicate()
+    environments.put("b.json", b"b of the next day", 1_709_294_400)
+    seen: list[set[str]] = []
+    write = Folder.write
+
+    def watched(folder: Folder, path: str, stream: Any) -> Any:
+        written = write(folder, path, stream)
+        seen.append({f"{p.name}:{p.read_bytes().decode()}" for p in environments.staging.glob("[!.]*")})
+        return written
+
+    monkeypatch.setattr(Folder, "write", watched)
+    environments.replicate(threads=1)
+    assert seen == [
+        {"a.json:a.json", "b.json:b.json"},
+        {"a.json:a.json", "b.json:b of the next day"},
+    ]
+    assert tree(environments.staging) == tree(environments.production)
+
+
+def test_a_copy_with_other_bytes_is_not_published(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments.put("a.json", b"right")
+    monkeypatch.setattr(Folder, "checksum", lambda *_: (5, 0))
+    with pytest.raises(JobFailed, match=r"the copy of a\.json .* has other bytes"):
+        environments.replicate()
+    assert not (environments.staging / "a.json").exists()
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["changes", "goes away"])
+def test_a_source_that_moves_while_it_is_copied(
+    environments: Environments, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    environments.put("a.json", b"one")
+    write, writes = Folder.write, []
+
+    def moving(folder: Folder, path: str, stream: Any) -> Any:
+        written = write(folder, path, stream)
+        if not writes:
+            environments.put("a.json", b"two!", 1_709_294_400)
+        if not stays:
+            (environments.production / "a.json").unlink()
+        writes.append(path)
+        return written
+
+    monkeypatch.setattr(Folder, "write", moving)
+    if stays:
+        environments.replicate()
+        assert tree(environments.staging) == tree(environments.production)
+    else:
+        with pytest.raises(JobFailed, match="went away"):
+            environments.replicate()
+        assert tree(environments.staging).keys() <= {".passthrough_replicator"} | {
+            name for name in tree(environments.staging) if name.startswith(".passthrough_replicator/")
+        }
+
+
+def test_an_empty_source_empties_nothing_unless_it_may(environments: Environments) -> None:
+    environments.put("a.json", b"a")
+    environments.replicate()
+    (environments.production / "a.json").unlink()
+    with pytest.raises(DataRefused, match="has no file"):
+        environments.replicate()
+    assert (environments.staging / "a.json").exists()
+    assert environments.replicate(allow_empty=True)["files_deleted"] == 1
+    assert tree(environments.staging) == {}
+
+
+def test_a_file_and_a_folder_change_places(environments: Environments) -> None:
+    environments.put("a", b"file")
+    environments.put("b/c", b"in a folder")
+    environments.replicate()
+    (environments.production / "a").unlink()
+    (environments.production / "b" / "c").unlink()
+    (environments.production / "b").rmdir()
+    environments.put("a/x", b"in a folder")
+    environments.put("b", b"file")
+    environments.replicate()
+    assert tree(environments.staging) == tree(environments.production)
+
+
+def test_a_delta_table_keeps_its_history(environments: Environments, spark: SparkSession) -> None:
+    production, staging = str(environments.production), str(environments.staging)
+    for number in range(4):
+        rows = spark.sql(f"select {number} as id, {number % 2} as day")
+        writer = rows.write.format("delta").option("delta.checkpointInterval", "2")
+        writer.mode("append").partitionBy("day").save(production)
+    with pytest.raises(DataRefused, match="without _delta_log its copy could not be read"):
+        environments.replicate(source=f"{production}/day=0", target=f"{staging}/day=0")
+    environments.replicate()
+
+    histories = [
+        DeltaTable.forPath(spark, path).history().drop("userId", "userName") for path in (staging, production)
+    ]
+    assert histories[0].count() == 4
+    assert_rows(*histories)
+    assert_rows(spark.read.format("delta").load(staging), [(n, n % 2) for n in range(4)])
+    assert_rows(spark.read.format("delta").load(f"{staging}@v1"), [(0, 0), (1, 1)])
+
+    (environments.staging / "_delta_log").rename(environments.root / "log")
+    with pytest.raises(AnalysisException, match="DELTA"):
+        spark.read.format("delta").load(staging)
+
+
+def test_a_delta_table_is_copied_as_a_version_it_had(
+    environments: Environments, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that comes while the folder is listed and copied is in the next run's copy, not half in this one."""
+    production, staging = str(environments.production), str(environments.staging)
+    spark.range(1).write.format("delta").save(production)
+    walk, commits = Folder._walk, []
+
+    def committing(folder: Folder, path: Any, prefix: str) -> Any:
+        yield from walk(folder, path, prefix)
+        if prefix == "_delta_log/" and folder.given == production and not commits:
+            commits.append(1)
+            spark.range(1, 2).write.format("delta").mode("append").save(production)
+
+    monkeypatch.setattr(Folder, "_walk", committing)
+    environments.replicate()
+    assert commits
+    assert_rows(spark.read.format("delta").load(staging), [(0,)])
+    environments.replicate()
+    assert_rows(spark.read.format("delta").load(staging), [(0,), (1,)])
+
+
+def test_a_shallow_clone_is_refused(environments: Environments, spark: SparkSession) -> None:
+    original = environments.root / "original"
+    spark.range(1).write.format("delta").save(str(original))
+    spark.sql(f"create table delta.`{environments.production}` shallow clone delta.`{original}`")
+    with pytest.raises(DataRefused, match="1 files outside its folder"):
+        environments.replicate()
+
+
+POLICY = """
+datasets:
+  - name: devices
+    source: {root}/production/devices
+    targets: [{root}/staging/devices, {root}/development/devices]
+    tags: [reference]
+  - name: users
+    source: {root}/production/users
+    targets: [{root}/staging/users]
+    tags: [PII]
+"""
+
+
+def test_all_environments_get_what_one_call_of_the_api_gave(
+    environments: Environments, tmp_path: Path
+) -> None:
+    """Two calls differ, so that loading twice would give two datasets; replicas of one load are equal."""
+    calls = iter([b"answer of 10:00", b"answer of 10:05"])
+    environments.put("devices.json", next(calls))
+    put(environments.production.parent / "users" / "users.json", b"ann@example.org")
+    policy = tmp_path / "replication.yml"
+    policy.write_text(POLICY.format(root=tmp_path), encoding="utf-8")
+    reports = run(environments.spark, Parameters(policy=str(policy), dataset="devices"))["replicated"]
+    assert [report["target"] for report in reports] == [
+        f"{tmp_path}/staging/devices", f"{tmp_path}/development/devices"
+    ]  # fmt: skip
+    assert tree(tmp_path / "development" / "devices") == tree(environments.staging)
+    assert tree(environments.staging) == tree(environments.production)
+    assert next(calls) != (environments.staging / "devices.json").read_bytes()
+
+    with pytest.raises(DataRefused, match=r"dataset users is tagged pii: .* Transformation Replicator"):
+        run(environments.spark, Parameters(policy=str(policy)))
+    assert not (tmp_path / "staging" / "users").exists()
+    policy.write_text(POLICY.format(root=tmp_path).replace("PII", "internal"), encoding="utf-8")
+    run(environments.spark, Parameters(policy=str(policy)))
+    assert tree(tmp_path / "staging" / "users") == tree(tmp_path / "production" / "users")
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ("datasets: []", "must hold a list 'datasets'"),
+        ("[", "is no YAML"),
+        ("datasets: [{name: a, source: /a}]", "needs name, source, a list of targets"),
+        ("datasets: [{name: a, source: /a, targets: [/b], pii: true}]", "needs name, source"),
+        ("datasets: [{name: a, source: /a, targets: /b}]", "needs name, source"),
+        (
+            "datasets: [{name: a, source: /a, targets: [/b]}, {name: a, source: /c, targets: [/d]}]",
+            "twice: a",
+        ),
+        ("datasets: [{name: a, source: /a, targets: [/b]}]", "has no dataset devices; it has a"),
+    ],
+)
+def test_a_wrong_policy_is_one_sentence(tmp_path: Path, document: str, sentence: str) -> None:
+    policy = tmp_path / "policy.yml"
+    policy.write_text(document, encoding="utf-8")
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(policy=str(policy), dataset="devices").datasets()
+
+
+def test_wrong_parameters_are_refused(environments: Environments) -> None:
+    for wrong, sentence in [
+        ({}, "give either source and target, or a policy"),
+        ({"source": "/a"}, "give either"),
+        ({"source": "/a", "policy": "p.yml"}, "leave source and target out"),
+        ({"source": "/a", "target": "/b", "dataset": "d"}, "looked up in a policy"),
+        ({"source": "/a", "target": "/b", "threads": 0}, "threads must be at least 1"),
+    ]:
+        with pytest.raises(WrongUse, match=sentence):
+            Parameters(**wrong)
+    with pytest.raises(WrongUse, match="there is no source folder"):
+        environments.replicate()
+    environments.put("a", b"")
+    with pytest.raises(WrongUse, match="must not lie in one another"):
+        environments.replicate(target=f"{environments.production}/copy")
+    assert not (environments.root / "staging").exists()
+
+
+@pytest.mark.kill
+def test_a_killed_run_is_completed_by_the_next(environments: Environments) -> None:
+    """Killed while it writes the large file: the small one is there, of the large one nothing can be seen."""
+    environments.put("a_small.json", b"small")
+    large = environments.production / "b_large.bin"
+    with large.open("wb") as file:
+        file.truncate(700_000_000)
+    argv = [
+        sys.executable, str(JOB), "--source", str(environments.production),
+        "--target", str(environments.staging), "--threads", "1",
+    ]  # fmt: skip
+    run_and_kill(argv, environments.staging, at=TableState.DATA_WITHOUT_LOG)
+    aside = list((environments.staging / ".passthrough_replicator").iterdir())
+    assert [path.name for path in environments.staging.glob("[!.]*")] == ["a_small.json"]
+    assert all(path.stat().st_size < 700_000_000 for path in aside)
+
+    report = environments.replicate()
+    assert (report["files_copied"], report["files_skipped"]) == (1, 1)
+    assert sorted(path.name for path in environments.staging.iterdir()) == ["a_small.json", "b_large.bin"]
+    assert (environments.staging / "b_large.bin").stat().st_size == 700_000_000
+    for path in (large, environments.staging / "b_large.bin"):
+        path.unlink()
+
+
+def test_the_command_of_the_page(environments: Environments, tmp_path: Path) -> None:
+    environments.put("devices.json", ODD)
+    (policy,) = (
+        code for code in snippets(PAGE, f"{THIS}test_the_command_of_the_page") if "datasets:" in code
+    )
+    (command,) = (
+        code for code in snippets(PAGE, f"{THIS}test_the_command_of_the_page") if "spark-submit" in code
+    )
+    (tmp_path / "replication.yml").write_text(policy, encoding="utf-8")
+    environments_at = {
+        "s3a://production": "production",
+        "s3a://staging": "staging",
+        "s3a://development": "dev",
+    }
+    for uri, folder in environments_at.items():
+        text = (tmp_path / "replication.yml").read_text(encoding="utf-8")
+        (tmp_path / "replication.yml").write_text(text.replace(uri, str(tmp_path / folder)), encoding="utf-8")
+    put(tmp_path / "production" / "users" / "u.json", b"")
+    command = command.replace("python_jobs/", f"{REPOSITORY}/python_jobs/")
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "dev" / "devices") == tree(environments.production)
