@@ -1,0 +1,440 @@
+"""Full Loader: take the complete dataset each time, and show it to readers as a whole or not at all.
+
+Problem: nothing in a dataset tells what changed, so every run loads all of it. Written in place, readers find a
+part of it, or nothing when the load dies; and a source that came empty or cut replaces a good table.
+
+Guarantee: a run loads the dataset beside the public table, into ``<target>_<yyyymmdd>``, named after the logical date;
+then it checks what was loaded (keys, NULLs, volume), and only then replaces the public table's rows, in one Delta
+commit. Readers see the version before or the new one. A load that fails, is killed or refused leaves the public table
+as it was; run it again, nothing needs cleaning.
+
+- **Way back**: ``--step expose --version 2024-01-01`` shows an older version again, after the same checks. The last
+  ``--keep_versions`` are kept; Delta's time travel on the public table works beside it.
+- **Backfill**: a run for a date before the exposed one loads its version and leaves the public table alone.
+- **Rerun**: files that have not changed since the version was loaded are not read again, and what is exposed
+  already is not exposed again.
+
+Files are read with the explicit schema that is passed, and fail the load at the first record that doesn't fit
+it: Spark's default would make NULLs of it. A PostgreSQL table is read over one connection, as of one moment.
+
+Cost: the dataset is written twice, and what was loaded is read twice more, the first time its key columns only. Nothing
+is collected to the driver.
+
+    spark-submit python_jobs/ingestion/full_loader.py --source landing/devices/date=2024-01-01 --format json \\
+        --schema "type string not null, full_name string not null, version string not null" \\
+        --key '["full_name", "version"]' --target lakehouse/bronze/devices --version 2024-01-01
+
+Source: Data Engineering Design Patterns, chapter 2, Full Loader.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from python_jobs.intervals import parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, unreadable_file
+from python_jobs.postgres import PostgresAccess, one_snapshot
+from python_jobs.tables import (
+    absolute,
+    delta_table,
+    find_commit,
+    is_path,
+    latest_commit,
+    read_table,
+    sql_name,
+    table_exists,
+    write_once,
+)
+
+NOTE = "full_loader"
+
+# What a reader of files must never do silently: a bad record as NULLs, a column under another's name.
+_STRICT = {"mode": "FAILFAST", "enforceSchema": "false"}
+_VERSION = re.compile(r"\d{8}")
+# Commits that change no row: the exposed version is the same before and after them.
+_UPKEEP = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Load a complete dataset beside the public table, check it, and expose it in one commit."""
+
+    source: str
+    """File or folder; or jdbc:postgresql://host:port/database."""
+    target: str
+    """Public Delta table, by path or catalog name. Versions are <target>_<yyyymmdd>."""
+    version: str
+    """Logical date of the dataset (2024-01-01), never the clock's."""
+    schema: str
+    """Columns as in SQL: type string not null, full_name string; NOT NULL is checked."""
+    format: Literal["json", "csv", "postgres"] = "json"
+    """json: one record a line; csv: with a header, which must name the schema's columns in order."""
+    key: list[str] | None = None
+    """Columns of which no two rows may have the same values, nor a NULL."""
+    delimiter: str = ","
+    """Between the columns of csv."""
+    table: str | None = None
+    """What to read of PostgreSQL: a table, a view or (query) as name."""
+    user: str | None = None
+    """Database user."""
+    password_env: str | None = None
+    """Environment variable that holds the database password."""
+    password_file: str | None = None
+    """File that holds the database password."""
+    min_rows: int = 1
+    """Fewer rows are not exposed; 0 allows an empty dataset."""
+    max_shrink_percent: float = 50.0
+    """A version that has so much fewer rows than the exposed one is not exposed; 100 allows it."""
+    step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
+    """load: only beside; expose: show a loaded version, also an older one (the way back)."""
+    keep_versions: int = 7
+    """How many versions stay for the way back, beside the exposed one."""
+
+    def __post_init__(self) -> None:
+        if self.min_rows < 0:
+            raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
+        if not 0 <= self.max_shrink_percent <= 100:
+            raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
+        if self.keep_versions < 2:
+            raise WrongUse(
+                f"keep_versions must be at least 2, the exposed one and a way back, got {self.keep_versions}"
+            )
+        if (self.table is None) == (self.format == "postgres"):
+            raise WrongUse("table belongs to format postgres, which needs it")
+        assert self.version_name
+        if self.format == "postgres":
+            assert self.access
+
+    @property
+    def version_name(self) -> str:
+        """The logical date without dashes."""
+        moment = parse_time(self.version)
+        if (moment.hour, moment.minute, moment.second, moment.microsecond) != (0, 0, 0, 0):
+            raise WrongUse(f"a version is a day such as 2024-01-01, got '{self.version}'")
+        return f"{moment:%Y%m%d}"
+
+    @property
+    def version_table(self) -> str:
+        """Where this version is loaded, beside the public table."""
+        return f"{self.target.rstrip('/')}_{self.version_name}"
+
+    @property
+    def access(self) -> PostgresAccess:
+        """How to reach the database."""
+        if self.user is None:
+            raise WrongUse("format postgres needs user")
+        return PostgresAccess(self.source, self.user, self.password_env, self.password_file)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded version."""
+
+    commit: int
+    """Delta version of its table."""
+    is_new: bool
+    """Whether this run loaded it."""
+
+
+# --- from DataFrames to DataFrames ----------------------------------------------------------------------
+
+
+def findings(rows: DataFrame, key: Sequence[str], not_null: Sequence[str]) -> DataFrame:
+    """Return one row: ``rows``, ``nulls`` by column, ``repeated_keys`` and ``repeated_key`` (one of them, as JSON)."""
+    nulls = [
+        F.count_if(F.col(name).isNull()).alias(f"null_{position}") for position, name in enumerate(not_null)
+    ]
+    counts = [F.count(F.lit(1)).alias("copies"), *nulls]
+    # Without a key the dataset is one group, and repeats nothing.
+    groups = rows.groupBy(*key).agg(*counts) if key else rows.agg(*counts)
+    repeated = F.lit(bool(key)) & (F.col("copies") > 1)
+    return groups.agg(
+        F.coalesce(F.sum("copies"), F.lit(0)).alias("rows"),
+        F.array(
+            *(F.coalesce(F.sum(f"null_{position}"), F.lit(0)) for position in range(len(not_null)))
+        ).alias("nulls"),
+        F.count_if(repeated).alias("repeated_keys"),
+        F.max(F.when(repeated, F.to_json(F.struct(*(key or ["copies"]))))).alias("repeated_key"),
+    )
+
+
+# --- the source -----------------------------------------------------------------------------------------
+
+
+def parse_schema(ddl: str) -> StructType:
+    """Return the schema that the SQL text describes.
+
+    Raises:
+        WrongUse: it is no schema.
+    """
+    try:
+        schema = StructType.fromDDL(ddl)
+        if not isinstance(schema, StructType):  # 'string' is a type, but no schema
+            raise ValueError(f"'{ddl}' names no columns")
+        return schema
+    except (ParseException, ValueError) as failure:
+        reason = str(failure).strip().splitlines()[0]
+        raise WrongUse(f"schema must read like 'type string not null, name string': {reason}") from None
+
+
+def source_identity(spark: SparkSession, parameters: Parameters) -> str | None:
+    """Return a hash of the files (path, size, modification time) and of how they are read; None for a database.
+
+    Raises:
+        NotReady: there is no file.
+    """
+    if parameters.format == "postgres":
+        return None
+    jvm: Any = spark._jvm
+    root = jvm.org.apache.hadoop.fs.Path(absolute(parameters.source))
+    file_system = root.getFileSystem(spark._jsc.hadoopConfiguration())
+    files = []
+    if file_system.exists(root):
+        prefix = file_system.makeQualified(root).toString()
+        found = file_system.listFiles(root, True)
+        while found.hasNext():
+            status = found.next()
+            relative = status.getPath().toString().removeprefix(prefix)
+            if not any(part.startswith((".", "_")) for part in relative.split("/")):
+                files.append((relative, status.getLen(), status.getModificationTime()))
+    if not files:
+        raise NotReady(f"{parameters.source} holds no file; nothing was loaded")
+    how = (parameters.source, parameters.format, parameters.schema, parameters.delimiter)
+    return hashlib.sha256(json.dumps([how, sorted(files)]).encode()).hexdigest()
+
+
+def read_files(spark: SparkSession, parameters: Parameters) -> DataFrame:
+    """Return the records of the files; reading one that doesn't fit the schema will fail."""
+    reader = spark.read.schema(parse_schema(parameters.schema)).options(**_STRICT)
+    path = absolute(parameters.source)
+    if parameters.format == "json":
+        return reader.json(path)
+    return reader.csv(path, sep=parameters.delimiter, header=True, escape='"')
+
+
+def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
+    """Return the database's columns as the schema names and types them.
+
+    Raises:
+        WrongUse: a column is absent. Extra ones are left out: the schema is explicit.
+    """
+    absent = [name for name in schema.names if name not in rows.columns]
+    if absent:
+        raise WrongUse(f"the source has no column {', '.join(absent)}; it has {', '.join(rows.columns)}")
+    return rows.select(*(F.col(f"`{field.name}`").cast(field.dataType) for field in schema))
+
+
+# --- the two steps --------------------------------------------------------------------------------------
+
+
+def load(spark: SparkSession, parameters: Parameters) -> Loaded:
+    """Write the dataset to the version's table in one commit, unless its files are there already."""
+    identity = source_identity(spark, parameters)
+    if identity is not None and table_exists(spark, parameters.version_table):
+        last = latest_commit(spark, parameters.version_table)
+        if _note(last).get("source") == identity:
+            return Loaded(int(last["version"]), is_new=False)
+    snapshot = one_snapshot(spark, parameters.access) if parameters.format == "postgres" else nullcontext()
+    with snapshot as database:
+        if database is None:
+            rows = read_files(spark, parameters)
+        else:
+            assert parameters.table is not None
+            rows = with_schema(database.read(parameters.table), parse_schema(parameters.schema))
+        note = {"version": parameters.version_name, "source": identity}
+        return Loaded(replace_table(spark, rows, parameters.version_table, note), is_new=True)
+
+
+def check(spark: SparkSession, parameters: Parameters, rows: DataFrame) -> dict[str, int]:
+    """Return the rows of a version and those exposed now.
+
+    Raises:
+        DataRefused: a key comes twice, a column that must not be NULL is, or the volume is not allowed.
+    """
+    schema, key = parse_schema(parameters.schema), parameters.key or []
+    not_null = [field.name for field in schema if not field.nullable or field.name in key]
+    unknown = [name for name in key if name not in schema.names]
+    if unknown:
+        raise WrongUse(f"key names {', '.join(unknown)}, but the schema has {', '.join(schema.names)}")
+    found = findings(rows, key, not_null).collect()[0]
+    exposed = read_table(spark, parameters.target).count() if table_exists(spark, parameters.target) else 0
+    faults = [
+        f"{count} rows with NULL in {name}"
+        for name, count in zip(not_null, found.nulls, strict=True)
+        if count
+    ]
+    if found.repeated_keys:
+        faults.append(f"{found.repeated_keys} keys more than once, such as {found.repeated_key}")
+    if found.rows < parameters.min_rows:
+        faults.append(f"{found.rows} rows, allowed are {parameters.min_rows} or more (min_rows)")
+    if found.rows < exposed * (1 - parameters.max_shrink_percent / 100):
+        faults.append(
+            f"{found.rows} rows, exposed are {exposed} and allowed is a drop of "
+            f"{parameters.max_shrink_percent:g} % (max_shrink_percent)"
+        )
+    if faults:
+        raise DataRefused(
+            f"version {parameters.version_name} has {' and '.join(faults)}; {parameters.target} stays as it is"
+        )
+    return {"rows": int(found.rows), "previous_rows": int(exposed)}
+
+
+def expose(spark: SparkSession, parameters: Parameters, commit: int, shown: Mapping[str, Any]) -> int | None:
+    """Replace the public table's rows by those of the version; None if ``shown`` says that they are exposed."""
+    note = {"version": parameters.version_name, "commit": commit}
+    if shown == note:
+        return None
+    return replace_table(
+        spark, read_version(spark, parameters.version_table, commit), parameters.target, note
+    )
+
+
+def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
+    """Return ``version`` and ``commit`` of what the public table shows; nothing if another hand wrote it last."""
+    if not table_exists(spark, target):
+        return {}
+    for entry in delta_table(spark, target).history(50).collect():
+        if entry.operation not in _UPKEEP:
+            return _note(entry.asDict())
+    return {}
+
+
+def read_version(spark: SparkSession, table: str, commit: int) -> DataFrame:
+    """Return the rows of one commit, whatever is loaded meanwhile."""
+    return spark.sql(f"select * from {sql_name(table)} version as of {commit}")
+
+
+def replace_table(spark: SparkSession, rows: DataFrame, table: str, note: Mapping[str, Any]) -> int:
+    """Replace rows and schema of a table in one commit; return its Delta version."""
+    user_metadata = write_once(spark, rows, table, replace_all=True, note={NOTE: dict(note)})
+    commit = find_commit(spark, table, user_metadata)
+    assert commit is not None
+    return int(commit["version"])
+
+
+def drop_old_versions(spark: SparkSession, parameters: Parameters) -> list[str]:
+    """Drop versions beyond the newest ones; the one just exposed and tables that this job didn't make stay."""
+    versions = version_tables(spark, parameters.target)
+    old = [name for name in sorted(versions)[: -parameters.keep_versions] if name != parameters.version_name]
+    dropped = [name for name in old if _note(latest_commit(spark, versions[name])).get("version") == name]
+    for name in dropped:
+        _drop(spark, versions[name])
+    return dropped
+
+
+def version_tables(spark: SparkSession, target: str) -> dict[str, str]:
+    """Return the tables ``<target>_<yyyymmdd>`` by their version."""
+    target = target.rstrip("/")
+    if is_path(target):
+        parent = _hadoop_path(spark, target).getParent()
+        prefix = absolute(target).rsplit("/", 1)[0]
+        names = [
+            f"{prefix}/{status.getPath().getName()}"
+            for status in _file_system(spark, parent).listStatus(parent)
+        ]
+        target = absolute(target)
+    else:
+        database = target.rpartition(".")[0] or spark.catalog.currentDatabase()
+        prefix = target.rpartition(".")[0]
+        names = [f"{prefix}.{t.name}" if prefix else t.name for t in spark.catalog.listTables(database)]
+    versions = ((name, name.removeprefix(f"{target}_")) for name in names if name.startswith(f"{target}_"))
+    return {version: name for name, version in versions if _VERSION.fullmatch(version)}
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Load the version and expose it, or one of the two."""
+    parse_schema(parameters.schema)
+    report: dict[str, Any] = {
+        "source": parameters.source,
+        "target": parameters.target,
+        "version": parameters.version_name,
+        "version_table": parameters.version_table,
+    }
+    with _one_sentence():
+        if parameters.step == "expose":
+            loaded = Loaded(_loaded_commit(spark, parameters), is_new=False)
+        else:
+            loaded = load(spark, parameters)
+        report |= {"loaded": loaded.is_new}
+        rows = read_version(spark, parameters.version_table, loaded.commit)
+        if parameters.step == "load":
+            return report | {"rows": rows.count(), "exposed": False}
+        shown = exposed_version(spark, parameters.target)
+        if parameters.step == "load_and_expose" and shown.get("version", "") > parameters.version_name:
+            # A backfill must not take the public table back; step expose does, because it says so.
+            return report | {"rows": rows.count(), "exposed": False, "exposed_version": shown["version"]}
+        report |= check(spark, parameters, rows)
+        table_version = expose(spark, parameters, loaded.commit, shown)
+        return report | {
+            "exposed": table_version is not None,
+            "exposed_version": parameters.version_name,
+            "table_version": table_version,
+            "dropped_versions": drop_old_versions(spark, parameters),
+        }
+
+
+def _loaded_commit(spark: SparkSession, parameters: Parameters) -> int:
+    if not table_exists(spark, parameters.version_table):
+        there = ", ".join(sorted(version_tables(spark, parameters.target))) or "none"
+        raise WrongUse(
+            f"version {parameters.version_name} of {parameters.target} is not there; kept are {there}"
+        )
+    return int(latest_commit(spark, parameters.version_table)["version"])
+
+
+def _note(commit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what this job noted with a commit; nothing if another hand made it."""
+    try:
+        note = json.loads(commit["userMetadata"] or "{}").get(NOTE)
+    except (ValueError, AttributeError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _drop(spark: SparkSession, table: str) -> None:
+    if is_path(table):
+        path = _hadoop_path(spark, table)
+        _file_system(spark, path).delete(path, True)
+    else:
+        spark.sql(f"drop table {table}")
+
+
+def _hadoop_path(spark: SparkSession, path: str) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.hadoop.fs.Path(absolute(path))
+
+
+def _file_system(spark: SparkSession, path: Any) -> Any:
+    return path.getFileSystem(spark._jsc.hadoopConfiguration())
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Say what is wrong with a file in one sentence; anything else keeps its trace."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        unreadable = unreadable_file(failure)
+        if unreadable is None:
+            raise
+        kind = DataRefused if "MALFORMED" in str(failure) or "CSV" in str(failure) else JobFailed
+        raise kind(f"{unreadable}; nothing was loaded, the public table stays as it is") from failure
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

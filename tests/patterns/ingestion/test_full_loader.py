@@ -1,0 +1,437 @@
+"""Full Loader on Delta: all of the dataset or what was there before, never a part."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.ingestion import full_loader
+from python_jobs.ingestion.full_loader import Parameters, run, version_tables
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from services.postgres import Database
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.rows import assert_rows
+from tests.support.session import setting
+from tests.support.snippets import snippet
+
+JOB = REPOSITORY / "python_jobs" / "ingestion" / "full_loader.py"
+THIS = "tests/patterns/ingestion/test_full_loader.py::"
+SCHEMA = "type string not null, full_name string not null, version string not null"
+DEVICES = [("lenovo", 'ThinkBook 16 Gen 6 (16" Intel) Laptop', "Android 14"), ("lg", "G2x", "Android 14")] + [
+    ("galaxy", f"Galaxy S {number}", "Android 13") for number in range(48)
+]
+DEVICES_2 = [
+    *(d for d in DEVICES if d[1] != "G2x"),
+    ("mac", "MacBook Air", "macOS"),
+    ("htc", "One", "Android 12"),
+]
+
+
+@dataclass
+class Devices:
+    """A landing folder with one file a logical date, and the public table."""
+
+    spark: SparkSession
+    folder: Path
+    target: str
+
+    def land(self, date: str, rows: list[tuple[str | None, ...]], extra: str = "") -> None:
+        folder = self.folder / f"date={date}"
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ("type", "full_name", "version")
+        lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows]
+        (folder / "devices.json").write_text("".join(lines) + extra, encoding="utf-8")
+
+    def load(self, date: str, **parameters: Any) -> dict[str, Any]:
+        return run(self.spark, self.parameters(date, **parameters))
+
+    def parameters(self, date: str, **parameters: Any) -> Parameters:
+        given = {
+            "source": str(self.folder / f"date={date}"),
+            "schema": SCHEMA,
+            "key": ["full_name", "version"],
+        }
+        return Parameters(**{**given, "target": self.target, "version": date, **parameters})
+
+    def rows(self) -> DataFrame:
+        return self.spark.read.format("delta").load(self.target)
+
+    def commits(self) -> int:
+        return len(list(Path(self.target, "_delta_log").glob("*.json")))
+
+
+@pytest.fixture
+def devices(spark: SparkSession, tmp_path: Path) -> Devices:
+    return Devices(spark, tmp_path / "landing", str(tmp_path / "bronze" / "devices"))
+
+
+@contextmanager
+def polled_counts(devices: Devices) -> Iterator[list[Any]]:
+    """Collect what a reader counts in the public table, again and again, until the block has ended and once more."""
+    seen: list[Any] = []
+    ended = threading.Event()
+
+    def poll() -> None:
+        while True:
+            last = ended.is_set()
+            try:
+                seen.append(devices.rows().count())
+            except Exception as failure:
+                seen.append(str(failure))
+            if last:
+                return
+
+    reader = threading.Thread(target=poll)
+    reader.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        reader.join()
+
+
+# --- versions -------------------------------------------------------------------------------------------
+
+
+def test_the_target_equals_the_newest_version_whatever_was_loaded_before(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    first = devices.load("2024-01-01")
+    assert (first["loaded"], first["exposed"], first["rows"], first["previous_rows"]) == (True, True, 50, 0)
+    assert_rows(devices.rows(), DEVICES)
+
+    again = devices.load("2024-01-01")  # the same files are not even read
+    assert (again["loaded"], again["exposed"], again["rows"]) == (False, False, 50)
+    assert (devices.rows().count(), devices.commits()) == (50, 1)
+
+    devices.land("2024-01-02", DEVICES_2)
+    assert devices.load("2024-01-02")["rows"] == 51
+    assert_rows(devices.rows(), DEVICES_2)
+    assert ("lg", "G2x", "Android 14") not in {tuple(row) for row in devices.rows().collect()}
+
+
+def test_readers_see_the_version_before_or_the_new_one(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    devices.load("2024-01-01")
+    devices.land("2024-01-02", [*DEVICES, *(("ipad", f"iPad {number}", "1") for number in range(10))])
+    with polled_counts(devices) as seen:
+        devices.load("2024-01-02")
+        devices.load("2024-01-01", step="expose")
+        devices.load("2024-01-02", step="expose")
+    assert set(seen) == {50, 60}
+
+
+def test_the_exposed_version_can_be_loaded_again(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    devices.load("2024-01-01")
+    devices.land("2024-01-01", DEVICES_2)
+    with polled_counts(devices) as seen:
+        assert devices.load("2024-01-01")["exposed"]
+    assert set(seen) <= {50, 51}
+    assert_rows(devices.rows(), DEVICES_2)
+
+
+def test_exposing_an_older_version_takes_readers_back_as_restore_does(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    devices.land("2024-01-02", DEVICES_2)
+    devices.load("2024-01-01")
+    devices.load("2024-01-02")
+    assert devices.load("2024-01-01", step="expose")["exposed_version"] == "20240101"
+    assert_rows(devices.rows(), DEVICES)
+
+    devices.load("2024-01-02", step="expose")
+    devices.spark.sql(f"restore table delta.`{devices.target}` to version as of 0").collect()
+    assert_rows(devices.rows(), DEVICES)
+    # After another hand's commit nothing is taken for exposed.
+    assert devices.load("2024-01-02", step="expose")["exposed"]
+    assert_rows(devices.rows(), DEVICES_2)
+
+
+def test_a_backfill_writes_the_version_of_its_logical_date_and_exposes_nothing(devices: Devices) -> None:
+    devices.land("2024-01-02", DEVICES_2)
+    devices.load("2024-01-02")
+    devices.land("2024-01-01", DEVICES)
+    backfill = devices.load("2024-01-01")
+    assert backfill["version_table"] == f"{devices.target}_20240101"
+    assert (backfill["exposed"], backfill["exposed_version"]) == (False, "20240102")
+    assert_rows(devices.spark.read.format("delta").load(f"{devices.target}_20240101"), DEVICES)
+    assert_rows(devices.rows(), DEVICES_2)
+
+
+def test_old_versions_are_dropped_but_not_the_exposed_one_nor_strangers(devices: Devices) -> None:
+    stranger = f"{devices.target}_20230101"
+    devices.spark.range(1).write.format("delta").save(stranger)
+    for day in (1, 2, 3):
+        devices.land(f"2024-01-0{day}", DEVICES)
+        devices.load(f"2024-01-0{day}", keep_versions=3)
+    devices.load("2024-01-01", step="expose", keep_versions=3)
+    devices.land("2024-01-04", DEVICES)
+    devices.load("2024-01-04", step="load", keep_versions=2)  # loading alone drops nothing
+    report = devices.load("2024-01-01", step="expose", keep_versions=2)
+    assert report["dropped_versions"] == ["20240102"]
+    assert sorted(version_tables(devices.spark, devices.target)) == [
+        "20230101", "20240101", "20240103", "20240104",
+    ]  # fmt: skip
+    with pytest.raises(WrongUse, match=r"20240102 of .* is not there; kept are 20230101, 20240101, 20240103"):
+        devices.load("2024-01-02", step="expose")
+
+
+def test_a_table_of_the_catalog(devices: Devices) -> None:
+    devices.target = "full_loader_devices"
+    devices.land("2024-01-01", DEVICES)
+    devices.land("2024-01-02", DEVICES_2)
+    devices.load("2024-01-01")
+    devices.load("2024-01-02")
+    assert_rows(devices.spark.table("full_loader_devices"), DEVICES_2)
+    devices.load("2024-01-01", step="expose")
+    assert_rows(devices.spark.table("full_loader_devices"), DEVICES)
+    assert sorted(version_tables(devices.spark, "full_loader_devices")) == ["20240101", "20240102"]
+
+
+def test_another_schema_replaces_the_one_before(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    devices.load("2024-01-01")
+    devices.land("2024-01-02", DEVICES)
+    devices.load("2024-01-02", schema="full_name string not null, type string", key=["full_name"])
+    assert devices.rows().columns == ["full_name", "type"]
+    devices.load("2024-01-01", step="expose")
+    assert devices.rows().columns == ["type", "full_name", "version"]
+
+
+def test_twice_the_rows_with_the_same_settings(devices: Devices) -> None:
+    # Less than either dataset: a result of that size would fail the job.
+    with setting(devices.spark, "spark.driver.maxResultSize", "100k"):
+        for day, copies in (("2024-01-01", 20_000), ("2024-01-02", 40_000)):
+            devices.land(day, [("galaxy", f"Galaxy {number}", "1") for number in range(copies)])
+            assert devices.load(day)["rows"] == copies
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exposed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Devices:
+    """Return devices with 50 rows exposed; tests of refusals load 2024-01-02 and leave the public table alone."""
+    root = tmp_path_factory.mktemp("exposed")
+    devices = Devices(spark, root / "landing", str(root / "bronze" / "devices"))
+    devices.land("2024-01-01", DEVICES)
+    devices.load("2024-01-01")
+    return devices
+
+
+@pytest.mark.parametrize(
+    ("rows", "extra", "sentence"),
+    [
+        (DEVICES, '{"type": "lg", \n', r"cannot read .*devices\.json"),
+        (DEVICES, '{"type": ["a", ]}\n', r"cannot read .*devices\.json"),
+        (
+            [*DEVICES, DEVICES[1]],
+            "",
+            '1 keys more than once, such as {"full_name":"G2x","version":"Android 14"}',
+        ),
+        ([*DEVICES, ("lg", None, "Android 14")], "", "1 rows with NULL in full_name;"),
+        ([*DEVICES, (None, "G3", "Android 14")], "", "1 rows with NULL in type;"),
+        (DEVICES[:24], "", r"24 rows, exposed are 50 and allowed is a drop of 50 % \(max_shrink_percent\)"),
+        ([], "", r"0 rows, allowed are 1 or more \(min_rows\)"),
+    ],
+    ids=["cut", "no json", "duplicate key", "NULL in key", "NULL", "shrunken", "empty"],
+)
+def test_a_bad_dataset_fails_the_load_and_the_version_before_stays(
+    exposed: Devices, rows: list[tuple[str | None, ...]], extra: str, sentence: str
+) -> None:
+    exposed.land("2024-01-02", rows, extra)
+    with pytest.raises(DataRefused, match=sentence) as refused:
+        exposed.load("2024-01-02")
+    assert "\n" not in str(refused.value)
+    assert_rows(exposed.rows(), DEVICES)
+    assert exposed.commits() == 1
+
+
+def test_a_refused_version_is_not_exposed_later_either(exposed: Devices) -> None:
+    exposed.land("2024-01-02", [*DEVICES, DEVICES[1]])
+    for step in ("load_and_expose", "load_and_expose", "expose"):
+        with pytest.raises(DataRefused, match="more than once"):
+            exposed.load("2024-01-02", step=step)
+
+
+def test_without_the_declarations_the_same_datasets_are_loaded(devices: Devices) -> None:
+    loose = {"schema": "type string, full_name string, version string", "key": None}
+    devices.land("2024-01-01", [*DEVICES, DEVICES[1], (None, None, "Android 14")])
+    assert devices.load("2024-01-01", **loose)["rows"] == 52
+    devices.land("2024-01-02", DEVICES[:10])
+    assert devices.load("2024-01-02", **loose, max_shrink_percent=90)["rows"] == 10
+    devices.land("2024-01-03", [])
+    assert devices.load("2024-01-03", **loose, max_shrink_percent=100, min_rows=0)["rows"] == 0
+    assert devices.rows().isEmpty()
+    assert devices.load("2024-01-01", step="expose", **loose)["rows"] == 52
+
+
+def test_a_permissive_reader_would_have_made_nulls(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.land("2024-01-01", DEVICES[:1], '{"type": "lg", \n')
+    monkeypatch.setattr(full_loader, "_STRICT", {})
+    devices.load("2024-01-01", schema="type string, full_name string, version string", key=None)
+    assert devices.rows().where("full_name is null").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("type;full_name;version\nlg;G2x\n", "cannot read"),
+        ("type;full_name;version\nlg;G2x;Android 14;more\n", "cannot read"),
+        ("type;version;full_name\nlg;Android 14;G2x\n", "cannot read"),
+    ],
+    ids=["too few columns", "too many", "another order"],
+)
+def test_csv_that_does_not_fit_the_schema_is_refused(devices: Devices, content: str, sentence: str) -> None:
+    devices.folder.mkdir()
+    (devices.folder / "devices.csv").write_text(content)
+    with pytest.raises(DataRefused, match=sentence):
+        devices.load("2024-01-01", source=str(devices.folder / "devices.csv"), format="csv", delimiter=";")
+    assert not Path(devices.target).exists()
+
+
+def test_one_csv_file_with_quotes_and_a_file_with_its_header_only(devices: Devices) -> None:
+    devices.folder.mkdir()
+    file = devices.folder / "devices.csv"
+    file.write_text('type;full_name;version\nlenovo;"ThinkBook 16 Gen 6 (16"" Intel) Laptop";Android 14\n')
+    csv = {"source": str(file), "format": "csv", "delimiter": ";"}
+    devices.load("2024-01-01", **csv)
+    assert_rows(devices.rows(), DEVICES[:1])
+    file.write_text("type;full_name;version\n")
+    with pytest.raises(DataRefused, match="0 rows, allowed are 1 or more"):
+        devices.load("2024-01-02", **csv)
+    devices.load(
+        "2024-01-02", **csv, min_rows=0, max_shrink_percent=100
+    )  # the text's design: 0 rows are exposed
+    assert devices.rows().isEmpty()
+    devices.load("2024-01-01", **csv, step="expose")
+    assert_rows(devices.rows(), DEVICES[:1])
+
+
+def test_a_dataset_that_has_not_arrived(devices: Devices) -> None:
+    with pytest.raises(NotReady, match="holds no file; nothing was loaded"):
+        devices.load("2024-01-01")
+    (devices.folder / "date=2024-01-01").mkdir(parents=True)
+    (devices.folder / "date=2024-01-01" / "_SUCCESS").touch()
+    with pytest.raises(NotReady, match="holds no file"):
+        devices.load("2024-01-01")
+    assert not Path(devices.target).exists()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"version": "2024-01-01T10"}, "a version is a day such as 2024-01-01"),
+        ({"version": "yesterday"}, "'yesterday' is not a time"),
+        ({"min_rows": -1}, "min_rows must be 0 or more"),
+        ({"max_shrink_percent": 101}, "between 0 and 100"),
+        ({"keep_versions": 1}, "at least 2"),
+        ({"table": "devices"}, "table belongs to format postgres"),
+        ({"format": "postgres"}, "which needs it"),
+        ({"format": "postgres", "table": "devices"}, "needs user"),
+        (
+            {"format": "postgres", "table": "d", "user": "u", "source": "jdbc:postgresql://h/d?password=x"},
+            "must not hold",
+        ),
+    ],
+)
+def test_wrong_parameters_are_refused_before_anything_is_read(
+    parameters: dict[str, Any], sentence: str
+) -> None:
+    given = {"source": "landing", "target": "bronze/devices", "version": "2024-01-01", "schema": SCHEMA}
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(**given | parameters)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"schema": "type strin"}, "schema must read like"),
+        ({"schema": "string"}, "schema must read like"),
+        ({"key": ["serial"]}, "key names serial, but the schema has type, full_name, version"),
+    ],
+)
+def test_a_schema_that_is_none(devices: Devices, parameters: dict[str, Any], sentence: str) -> None:
+    devices.land("2024-01-01", DEVICES)
+    with pytest.raises(WrongUse, match=sentence):
+        devices.load("2024-01-01", **parameters)
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.postgres
+def test_a_table_of_postgresql(devices: Devices, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database.execute("create table devices (type text, full_name text, version text, serial int)")
+    with database.connect() as connection, connection.cursor().copy("copy devices from stdin") as copy:
+        for row in DEVICES:
+            copy.write_row([*row, 1])
+    monkeypatch.setenv("DEVICES_PASSWORD", database.password)
+    source = {"source": database.jdbc_url, "format": "postgres", "table": "devices", "user": database.user}
+    pointer = {"password_env": "DEVICES_PASSWORD"}
+    assert devices.load("2024-01-01", **source, **pointer)["rows"] == 50
+    assert_rows(devices.rows(), DEVICES)
+
+    database.execute("delete from devices where full_name = 'G2x'")
+    again = devices.load("2024-01-01", **source, **pointer)  # a database has no identity: it is read again
+    assert (again["loaded"], again["rows"]) == (True, 49)
+
+    monkeypatch.setenv("DEVICES_PASSWORD", "not-the-password")
+    with pytest.raises(JobFailed, match="password authentication failed") as failure:
+        devices.load("2024-01-02", **source, **pointer)
+    assert "not-the-password" not in str(failure.value)
+    monkeypatch.setenv("DEVICES_PASSWORD", database.password)
+    with pytest.raises(WrongUse, match="the source has no column colour"):
+        devices.load("2024-01-02", **source, **pointer, schema="colour string", key=None)
+    assert devices.rows().count() == 49
+
+
+# --- killed, and as typed -------------------------------------------------------------------------------
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("killed", ["version", "public"])
+def test_a_killed_load_leaves_the_version_before_and_the_next_one_completes(
+    devices: Devices, killed: str
+) -> None:
+    devices.land("2024-01-01", DEVICES)
+    devices.load("2024-01-01")
+    devices.land("2024-01-02", DEVICES_2)
+    argv = [
+        sys.executable, str(JOB), "--source", str(devices.folder / "date=2024-01-02"), "--schema", SCHEMA,
+        "--key", '["full_name", "version"]', "--target", devices.target, "--version", "2024-01-02",
+    ]  # fmt: skip
+    table = devices.target if killed == "public" else f"{devices.target}_20240102"
+    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
+    assert run_and_kill(argv, table, TableState.DATA_WITHOUT_LOG, env) is TableState.DATA_WITHOUT_LOG
+    assert_rows(devices.rows(), DEVICES)
+    assert devices.load("2024-01-02")["exposed"]
+    assert_rows(devices.rows(), DEVICES_2)
+
+
+def test_the_command_of_the_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path / "lakehouse"))
+    devices = Devices(
+        spark, tmp_path / "landing" / "devices", str(tmp_path / "lakehouse/bronze/bronze_devices")
+    )
+    devices.land("2024-01-01", DEVICES)
+    text = snippet("docs/ingestion.md", f"{THIS}test_the_command_of_the_page")
+    command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
+    assert command[:2] == ["spark-submit", "python_jobs/ingestion/full_loader.py"]
+    parameters, _ = parse_parameters(Parameters, command[2:])
+    assert run(spark, parameters)["exposed"]
+    assert_rows(devices.rows(), DEVICES)
