@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from services.cluster import running_cluster
 from services.main_job import generator_step
 from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
+from tests.support.session import environment, small_configuration
 
 pytestmark = [pytest.mark.cluster, pytest.mark.end_to_end]
 
@@ -31,14 +33,16 @@ def test_the_cluster_gives_the_tables_of_the_embedded_run(spark, tmp_path):
     local.run()
 
     root = tmp_path / "on_cluster"
-    with running_cluster(tmp_path / "cluster") as cluster:
-        environment = os.environ | cluster.environment() | {"LAKEHOUSE_ROOT": str(root)}
-        environment["DBT_PROFILES_DIR"] = str(REPOSITORY / "profiles")
-        environment["PATH"] = f"{os.path.dirname(sys.executable)}:{environment['PATH']}"  # noqa: PTH120
+    variables = {"SPARK_CONF_DIR": str(small_configuration(tmp_path / "conf")), "LAKEHOUSE_ROOT": str(root)}
+    variables["SPARK_DAEMON_JAVA_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    variables["DBT_PROFILES_DIR"] = str(REPOSITORY / "profiles")
+    variables["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with environment(**variables), running_cluster(tmp_path / "cluster") as cluster:
         command = ["--input", str(landing), "--target", "cluster", "--master", cluster.master]
         done = subprocess.run(
             [sys.executable, "-m", "services.demo", *command],
-            cwd=REPOSITORY, env=environment, text=True, capture_output=True, timeout=900, check=False,
+            cwd=REPOSITORY, env=os.environ | cluster.environment(), text=True, capture_output=True, timeout=900,
+            check=False,
         )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     on_cluster = Lakehouse(root, spark, landing)
