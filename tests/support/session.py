@@ -18,7 +18,9 @@ TEST_SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
     "spark.driver.memory": "1g",
     # A short-lived JVM spends most of its time compiling; the first compiler alone halves a test's CPU time.
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    # Its cache of 48 MB is full after a few modules, and nothing is compiled from then on.
+    " -XX:ReservedCodeCacheSize=240m",
     # Generating and compiling Java for each query pays off after thousands of rows: without it a statement on tiny data
     # takes half the time. The processes of the cluster test and of `make demo` run with it, as a user's do.
     "spark.sql.codegen.wholeStage": "false",

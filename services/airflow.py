@@ -1,0 +1,74 @@
+"""Airflow's REST API (version 2), as far as a trigger needs it: start a DAG's run under a name of ours, once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import requests
+
+ANSWER_SECONDS = 30
+
+
+class TriggerFailed(Exception):
+    """The orchestrator did not take the run; the message names no secret."""
+
+    def __init__(self, sentence: str, *, transient: bool) -> None:
+        super().__init__(sentence)
+        self.transient = transient
+        """Whether trying again can help."""
+
+
+@dataclass(frozen=True)
+class Airflow:
+    """A DAG of an Airflow, and whence its credentials come."""
+
+    url: str
+    """Base URL, such as http://localhost:8080."""
+    dag: str
+    """DAG to run."""
+    user_env: str | None = None
+    """Environment variable that holds the user's name; without it no token is asked for."""
+    password_env: str | None = None
+    """Environment variable that holds the user's password."""
+
+    def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
+        """Start the run ``run_id``; one that exists already is a success.
+
+        Raises:
+            TriggerFailed: Airflow refused, answered an error or no answer.
+        """
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf)}
+        path = f"/api/v2/dags/{quote(self.dag, safe='')}/dagRuns"
+        self._post(path, body, {200, 201, 409}, self._authorization())
+
+    def _authorization(self) -> dict[str, str]:
+        """Return the header with a fresh token: one outlives its day only by luck."""
+        if self.user_env is None or self.password_env is None:
+            return {}
+        missing = [name for name in (self.user_env, self.password_env) if name not in os.environ]
+        if missing:
+            raise TriggerFailed(f"environment variable {missing[0]} is not set", transient=False)
+        login = {"username": os.environ[self.user_env], "password": os.environ[self.password_env]}
+        token = self._post("/auth/token", login, {200, 201}, {}).json()["access_token"]
+        return {"Authorization": f"Bearer {token}"}
+
+    def _post(
+        self, path: str, body: Mapping[str, Any], good: set[int], headers: Mapping[str, str]
+    ) -> requests.Response:
+        try:
+            answer = requests.post(self.url + path, json=body, headers=headers, timeout=ANSWER_SECONDS)
+        except requests.RequestException as failure:
+            # Only the kind of failure: the exception's text may hold what was sent.
+            raise TriggerFailed(
+                f"Airflow at {self.url} gave no answer ({type(failure).__name__})", transient=True
+            ) from None
+        if answer.status_code not in good:
+            raise TriggerFailed(
+                f"Airflow answered {answer.status_code} to POST {path}",
+                transient=answer.status_code >= 500 or answer.status_code == 429,
+            )
+        return answer
