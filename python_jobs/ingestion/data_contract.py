@@ -1,0 +1,426 @@
+"""A data contract: which columns and fields of a dataset may leave its environment, and in what form.
+
+    dataset: users
+    columns:
+      - {name: id, tags: [pii], transform: {keyed_hash: USERS_PSEUDONYM_KEY}}
+      - {name: plan}
+      - {name: email, tags: [pii]}
+      - {name: address.city}
+      - {name: devices.element.version}
+      - {name: settings, keys: [theme, language]}
+
+What isn't listed doesn't leave. What is listed and tagged ``pii`` leaves only if it has a ``transform``. Nested
+fields are listed one by one, by the names that Delta uses too: ``element`` for those of an array, ``value`` for
+those of a map; of a map only the entries of ``keys`` leave. Names are compared without regard to case.
+
+The macro ``transformation_replicator`` keeps the same rules on the columns of a dbt YAML file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
+
+from python_jobs.ingestion.replication_policy import SENSITIVE_TAG
+from python_jobs.job import DataRefused, JobFailed, WrongUse
+
+_COLUMN_KEYS = {"name", "tags", "transform", "keys", "description"}
+_TRANSFORMS = ("keyed_hash", "substring", "constant")
+
+
+@dataclass
+class Node:
+    """A column or nested field of the contract; the root holds the columns."""
+
+    name: str = ""
+    """As the contract spells it, which is how it leaves."""
+    listed: bool = False
+    """Whether the contract has an entry of exactly this path."""
+    sensitive: bool = False
+    """Tagged as personal data."""
+    transform: tuple[str, Any] | None = None
+    """What is done to the value, with its argument."""
+    keys: tuple[str, ...] | None = None
+    """Of a map: the keys whose entries leave."""
+    children: dict[str, Node] = field(default_factory=dict)
+    """By lower-case name."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether anything of it may leave."""
+        if self.children:
+            return any(child.leaves for child in self.children.values())
+        return self.listed and (not self.sensitive or self.transform is not None)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What may leave of one dataset."""
+
+    dataset: str
+    """Its name."""
+    root: Node
+    """The columns."""
+
+    def treatments(self) -> dict[str, str]:
+        """Return how each path that leaves does so: ``as is`` or the transformation."""
+        return {
+            path: "as is" if node.transform is None else f"{node.transform[0]} {node.transform[1]}"
+            for path, node in _paths(self.root, "")
+            if node.leaves
+        }
+
+    def withheld(self) -> list[str]:
+        """Return the listed paths that stay because they are tagged."""
+        return sorted(path for path, node in _paths(self.root, "") if not node.leaves)
+
+
+def _paths(node: Node, prefix: str) -> Iterator[tuple[str, Node]]:
+    for child in node.children.values():
+        path = f"{prefix}{child.name}"
+        if child.keys is not None:
+            yield f"{path}[{','.join(child.keys)}]", Node(child.name, child.listed, child.sensitive)
+        if child.children:
+            yield from _paths(child, f"{path}.")
+        elif child.keys is None:
+            yield path, child
+
+
+def load_contract(path: str) -> Contract:
+    """Read a contract.
+
+    Raises:
+        WrongUse: the file is missing, or an entry is wrong; the message names it.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise WrongUse(f"the contract '{path}' doesn't exist")
+    try:
+        document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError:
+        raise WrongUse(f"the contract '{path}' is no YAML") from None
+    if not isinstance(document, Mapping) or not document.get("columns") or "dataset" not in document:
+        raise WrongUse(f"the contract '{path}' must hold 'dataset' and a list 'columns'")
+    root = Node(listed=True)
+    for entry in document["columns"]:
+        _add(root, entry, path)
+    _check(root, "", path)
+    if not root.leaves:
+        raise WrongUse(f"by the contract '{path}' nothing may leave")
+    return Contract(str(document["dataset"]), root)
+
+
+def _add(root: Node, entry: Any, path: str) -> None:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
+        raise WrongUse(f"each column of the contract '{path}' needs a name, got {entry!r}")
+    if unknown := sorted(entry.keys() - _COLUMN_KEYS):
+        raise WrongUse(f"column {entry['name']} of the contract '{path}' has an unknown key: {unknown[0]}")
+    node = root
+    for part in entry["name"].split("."):
+        node = node.children.setdefault(part.casefold(), Node(part))
+    if node.listed:
+        raise WrongUse(f"the contract '{path}' lists {entry['name']} twice (case doesn't count)")
+    node.listed = True
+    node.sensitive = SENSITIVE_TAG in (str(tag).casefold() for tag in entry.get("tags") or [])
+    node.transform = _transform(entry, path)
+    if (keys := entry.get("keys")) is not None:
+        node.keys = tuple(str(key) for key in keys)
+
+
+def _transform(entry: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
+    given = entry.get("transform")
+    if given is None:
+        return None
+    where = f"transform of {entry['name']} in the contract '{path}'"
+    if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in _TRANSFORMS:
+        raise WrongUse(f"{where} must be one of {', '.join(_TRANSFORMS)} with its argument, got {given!r}")
+    ((kind, argument),) = given.items()
+    if kind == "keyed_hash" and not re.fullmatch(r"[A-Za-z_]\w*", str(argument)):
+        raise WrongUse(f"{where}: keyed_hash takes the name of the environment variable that holds the key")
+    if kind == "substring" and not (isinstance(argument, int) and argument >= 1):
+        raise WrongUse(f"{where}: substring takes the position of the first character kept, from 1")
+    if kind == "constant" and not isinstance(argument, str):
+        raise WrongUse(f"{where}: constant takes a text")
+    return kind, argument
+
+
+def _check(node: Node, prefix: str, path: str) -> None:
+    for child in node.children.values():
+        where = f"{prefix}{child.name}"
+        if child.children and child.listed and child.keys is None:
+            raise WrongUse(
+                f"the contract '{path}' lists {where} and fields of it: list the fields only, what isn't listed "
+                "doesn't leave"
+            )
+        if (child.children and child.transform is not None) or (child.keys is not None and child.transform):
+            raise WrongUse(f"the contract '{path}' transforms {where}, which has fields: transform these")
+        if child.children and child.sensitive:
+            raise WrongUse(f"the contract '{path}' tags {where}, which has fields: tag these")
+        _check(child, f"{where}.", path)
+
+
+# --- tables: SQL expressions, checked against the schema ------------------------------------------------
+
+
+def unknown_columns(contract: Contract, schema: StructType) -> list[str]:
+    """Return the columns and fields that the contract doesn't list.
+
+    Raises:
+        DataRefused: the contract names something that the schema lacks, or something whose content it doesn't
+            say field by field.
+    """
+    return sorted(_compare(contract.root, schema, ""))
+
+
+def select_list(contract: Contract) -> list[str]:
+    """Return the SQL expressions of the columns that leave."""
+    return [
+        f"{_expression(child, _quote(child.name), 0)} as {_quote(child.name)}"
+        for child in contract.root.children.values()
+        if child.leaves
+    ]
+
+
+def required_keys(contract: Contract) -> set[str]:
+    """Return the environment variables that keyed hashes read."""
+    return {
+        str(node.transform[1])
+        for _, node in _paths(contract.root, "")
+        if node.transform and node.transform[0] == "keyed_hash"
+    }
+
+
+def _compare(node: Node, schema: StructType, prefix: str) -> Iterator[str]:
+    fields: dict[str, DataType] = {}
+    for f in schema.fields:
+        if f.name.casefold() in fields:
+            raise DataRefused(f"{prefix}{f.name} is there twice in the source, spelled in different cases")
+        fields[f.name.casefold()] = f.dataType
+        if f.name.casefold() not in node.children:
+            yield prefix + f.name
+    for name, child in node.children.items():
+        if name not in fields:
+            raise DataRefused(
+                f"the contract names {prefix}{child.name}, which the source doesn't have; it has "
+                f"{', '.join(prefix + f.name for f in schema.fields)}"
+            )
+        yield from _compare_type(child, fields[name], f"{prefix}{child.name}")
+
+
+def _compare_type(node: Node, type_: DataType, path: str) -> Iterator[str]:
+    if not node.children and not node.leaves and node.keys is None:
+        return  # withheld, whatever it holds
+    if node.transform is not None and not _is_atomic(type_):
+        raise DataRefused(
+            f"{path} is a {type_.simpleString()[:40]}: the contract can only transform what is in it"
+        )
+    if isinstance(type_, StructType):
+        if not node.children:
+            raise DataRefused(f"{path} is a struct: the contract must list its fields, such as {path}.name")
+        yield from _compare(node, type_, f"{path}.")
+    elif isinstance(type_, ArrayType) and not node.children and _is_atomic(type_.elementType):
+        return
+    elif isinstance(type_, ArrayType):
+        if set(node.children) != {"element"}:
+            raise DataRefused(f"{path} is an array: the contract must list its elements, as {path}.element")
+        yield from _compare_type(node.children["element"], type_.elementType, f"{path}.element")
+    elif isinstance(type_, MapType):
+        if node.keys is None:
+            raise DataRefused(
+                f"{path} is a map: the contract must list the keys that may leave, as keys: […]"
+            )
+        if not _is_atomic(type_.keyType):
+            raise DataRefused(f"{path} is a map whose keys are no texts or numbers: it can't be replicated")
+        if node.children.keys() - {"value"}:
+            raise DataRefused(
+                f"{path} is a map: the contract must list the fields of its values, as {path}.value"
+            )
+        if node.children:
+            yield from _compare_type(node.children["value"], type_.valueType, f"{path}.value")
+        elif not _is_atomic(type_.valueType):
+            raise DataRefused(
+                f"{path} is a map: the contract must list the fields of its values, as {path}.value"
+            )
+    elif node.children or node.keys is not None:
+        raise DataRefused(
+            f"{path} is a {type_.simpleString()}: it has no fields that the contract could list"
+        )
+    elif isinstance(type_, VariantType):
+        raise DataRefused(f"{path} is a variant, which may hold anything: it can't be replicated")
+
+
+def _is_atomic(type_: DataType) -> bool:
+    return not isinstance(type_, StructType | ArrayType | MapType | VariantType)
+
+
+def _expression(node: Node, value: str, depth: int) -> str:
+    """Return the SQL of a value with only what may leave of it; NULL stays NULL."""
+    children = [child for child in node.children.values() if child.leaves]
+    if node.keys is not None:
+        keys = ", ".join(_literal(key) for key in node.keys)
+        value = f"map_filter({value}, (k{depth}, v{depth}) -> string(k{depth}) in ({keys}))"
+        if children:
+            inner = _expression(children[0], f"v{depth}", depth + 1)
+            value = f"transform_values({value}, (k{depth}, v{depth}) -> {inner})"
+        return value
+    if list(node.children) == ["element"]:
+        return f"transform({value}, e{depth} -> {_expression(children[0], f'e{depth}', depth + 1)})"
+    if node.children:
+        fields = ", ".join(
+            f"{_literal(child.name)}, {_expression(child, f'{value}.{_quote(child.name)}', depth)}"
+            for child in children
+        )
+        return f"case when {value} is not null then named_struct({fields}) end"
+    return value if node.transform is None else _transformed(node.transform, value)
+
+
+def _transformed(transform: tuple[str, Any], value: str) -> str:
+    kind, argument = transform
+    text = f"string({value})"
+    if kind == "substring":
+        return f"substring({text}, {argument})"
+    if kind == "constant":
+        return f"case when {value} is not null then {_literal(argument)} end"
+    # The key is looked up where the row is: neither the plan nor a log ever holds it. reflect gives the text
+    # 'null' for a variable that isn't set.
+    key = f"reflect('java.lang.System', 'getenv', '{argument}')"
+    digest = f"reflect('org.apache.commons.codec.digest.HmacUtils', 'hmacSha256Hex', {key}, {text})"
+    missing = (
+        f"raise_error('the environment variable {argument}, which holds the key of a keyed_hash, is not set')"
+    )
+    return f"case when {value} is null then null when {key} in ('null', '') then {missing} else {digest} end"
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+# --- JSON lines: what leaves keeps its text ----------------------------------------------------------------
+
+
+class _Number(str):
+    """A number as the line spells it: 1.10 is not 1.1."""
+
+    __slots__ = ()
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object with its order and repeated names."""
+
+
+def filter_line(contract: Contract, line: str) -> tuple[str | None, list[str]]:
+    """Return what may leave of a JSON line, and the paths that the contract doesn't list.
+
+    A blank line stays as it is. A line that is no JSON object gives None: nobody can tell what is in it.
+    A value of another shape than the contract says is withheld, and its path is among those returned.
+    """
+    if not line.strip():
+        return line, []
+    try:
+        value = json.loads(
+            line, parse_float=_Number, parse_int=_Number, parse_constant=_Number, object_pairs_hook=_Object
+        )
+    except (ValueError, RecursionError):
+        return None, []
+    if not isinstance(value, _Object):
+        return None, []
+    unknown: list[str] = []
+    return _json(_filter(contract.root, value, "", unknown)), unknown
+
+
+_WITHHELD = object()
+
+
+def _filter(node: Node, value: Any, path: str, unknown: list[str]) -> Any:
+    if value is None:
+        return None
+    if node.keys is not None and isinstance(value, _Object):
+        allowed = [(name, item) for name, item in value if name in node.keys]
+        inner = node.children.get("value")
+        if inner is not None:
+            return _object((name, _filter(inner, item, f"{path}.value", unknown)) for name, item in allowed)
+        if all(_is_scalar(item) for _, item in allowed):
+            return _object(allowed)
+    elif "element" in node.children and isinstance(value, list) and not isinstance(value, _Object):
+        items = (_filter(node.children["element"], item, f"{path}.element", unknown) for item in value)
+        return [item for item in items if item is not _WITHHELD]
+    elif node.children and "element" not in node.children and isinstance(value, _Object):
+        kept = []
+        for name, item in value:
+            where = f"{path}.{name}" if path else name
+            child = node.children.get(name.casefold())
+            if child is None:
+                unknown.append(where)
+            elif child.leaves:
+                kept.append((name, _filter(child, item, where, unknown)))
+        return _object(kept)
+    elif not node.children and node.keys is None:
+        if _is_scalar(value):
+            return value if node.transform is None else transform_text(node.transform, _text(value))
+        if isinstance(value, list) and node.transform is None and all(_is_scalar(item) for item in value):
+            return value
+    unknown.append(path)
+    return _WITHHELD
+
+
+def _object(pairs: Iterable[tuple[str, Any]]) -> _Object:
+    return _Object((name, value) for name, value in pairs if value is not _WITHHELD)
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool)
+
+
+def _text(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, _Number):
+        return str(value)
+    if isinstance(value, _Object):
+        return "{" + ", ".join(f"{_json(name)}: {_json(item)}" for name, item in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        # Half a surrogate pair has no UTF-8: it stays an escape.
+        return text if _is_utf8(text) else json.dumps(value)
+    return json.dumps(value)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def transform_text(transform: tuple[str, Any], text: str) -> str:
+    """Return what a transformation makes of a value of a text format; equal to what SQL gives for a table."""
+    kind, argument = transform
+    if kind == "substring":
+        return text[argument - 1 :]
+    if kind == "constant":
+        return str(argument)
+    key = os.environ.get(argument, "")
+    if not key:
+        raise JobFailed(
+            f"the environment variable {argument}, which holds the key of a keyed_hash, is not set"
+        )
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()

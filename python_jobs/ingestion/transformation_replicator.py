@@ -1,0 +1,315 @@
+"""Transformation Replicator: replicate real data into another environment, without what must not leave its own.
+
+Problem: a new version of a job must be tested on real data, whose quality issues no generator has, and real data
+holds personal data. ``drop('ip')`` is no protection: it ignores names that don't exist, so that a typo or a renamed
+column leaks, and a column that is new tomorrow leaves by itself.
+
+Guarantee: only what the contract (:mod:`python_jobs.ingestion.data_contract`) lists leaves, nested fields one by
+one. A column that the contract names and the source lacks is an error; one that the source has and the contract
+doesn't list stops the run or is withheld (``--on_unknown drop``) and reported. Bad rows survive: NULLs, duplicates
+and odd formats are what the replica is for. Names reported of JSON lines are those that look like names.
+
+Forms of the source, and of the target: a Delta table; JSON lines, where numbers and the order of names stay as
+they are written; CSV with a header, where every value is a text. A line that can't be read can't be searched
+either: it stops the run or is left out and counted (``--on_malformed drop``).
+
+The target is replaced in one step, so that a rerun and a killed run leave a whole replica, and files left behind
+hold nothing but what may leave: the contract is applied while the source is read. A Delta target keeps no column
+statistics (its log would hold values). Once something is withheld, or leaves in another form, that older versions
+of the target hold, the target is vacuumed at once: nobody reads old versions, one run at a time.
+
+Keys of keyed hashes (HMAC-SHA-256) are named by their environment variable, which must be set where tasks run;
+plans and logs hold only the name. Equal values get equal hashes in every table and run.
+
+Cost: one pass over the source, of the listed columns; two over text, the first to look for what isn't listed.
+About 5 seconds and a core per million keyed hashes.
+
+    spark-submit python_jobs/ingestion/transformation_replicator.py --source lakehouse/silver/silver_users \\
+        --target /staging/users --contract users.yml
+
+Source: Data Engineering Design Patterns, chapter 2, Transformation Replicator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.ingestion.data_contract import (
+    Contract,
+    filter_line,
+    load_contract,
+    select_list,
+    unknown_columns,
+)
+from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.session import settings
+from python_jobs.tables import (
+    absolute,
+    commit_metrics,
+    delta_table,
+    is_path,
+    latest_version,
+    read_table,
+    table_exists,
+    table_location,
+)
+
+_NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
+_PURGED = "lakehouse_patterns.purged_through"
+_CORRUPT = "__corrupt_record"
+_CSV = {"header": "true", "escape": '"', "multiLine": "true"}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Replicate a dataset, of which only what a contract lists leaves."""
+
+    source: str
+    """Delta table by path or catalog name; for json and csv a folder or file."""
+    target: str
+    """Delta table made by this job, or a folder; it is replaced."""
+    contract: str
+    """YAML file with the columns that may leave."""
+    format: Literal["delta", "json", "csv"] = "delta"
+    """Kind of the source and of the target."""
+    on_unknown: Literal["fail", "drop"] = "fail"
+    """What to do about columns and fields that the contract doesn't list: stop, or withhold and report them."""
+    on_malformed: Literal["fail", "drop"] = "fail"
+    """What to do about lines of json and csv that can't be read: stop, or leave them out and count them."""
+    row_function: str | None = None
+    """module:function called with each row of what may leave; returns the row to write (delta and csv)."""
+    separator: str = ","
+    """Of csv."""
+
+    def __post_init__(self) -> None:
+        source, target = (absolute(path).rstrip("/") + "/" for path in (self.source, self.target))
+        if is_path(self.target) and (source.startswith(target) or target.startswith(source)):
+            raise WrongUse(f"source {self.source} and target {self.target} must not lie in one another")
+        if self.format != "delta" and not is_path(self.target):
+            raise WrongUse(f"the target of {self.format} is a folder, got {self.target}")
+        if self.row_function is not None and self.format == "json":
+            raise WrongUse("row_function needs rows: format delta or csv")
+        if self.row_function is not None and not re.fullmatch(r"[\w.]+:\w+", self.row_function):
+            raise WrongUse(f"row_function must be module:function, got '{self.row_function}'")
+
+
+# --- from DataFrames to DataFrames ------------------------------------------------------------------------
+
+
+def permitted(rows: DataFrame, contract: Contract, on_unknown: str = "fail") -> tuple[DataFrame, list[str]]:
+    """Return the rows with only what the contract lets leave, and the columns that it doesn't list.
+
+    Raises:
+        DataRefused: there are such columns and ``on_unknown`` is ``fail``, or the contract doesn't fit.
+    """
+    unknown = unknown_columns(contract, rows.schema)
+    _refuse_unknown(contract, unknown, on_unknown)
+    return rows.selectExpr(*select_list(contract)), unknown
+
+
+def mapped(rows: DataFrame, function: Callable[[Row], Any], name: str) -> DataFrame:
+    """Return the rows that ``function`` makes of each row; they have the columns they had.
+
+    The function sees what may leave, and returns a row, a tuple or a mapping. Its errors are named by their
+    class alone: their text may repeat a value.
+    """
+
+    def guarded(row: Row) -> Any:
+        try:
+            result = function(row)
+        except Exception as error:
+            raise RuntimeError(f"row function {name} failed with {type(error).__name__}") from None
+        if result is None:
+            raise RuntimeError(f"row function {name} failed with no row returned")
+        return dict(result) if isinstance(result, Mapping) else tuple(result)
+
+    columns = [F.col(f"`{column}`") for column in rows.columns]
+    return rows.select(F.udf(guarded, rows.schema)(F.struct(*columns)).alias("row")).select("row.*")
+
+
+def filtered_lines(lines: DataFrame, contract: Contract) -> DataFrame:
+    """Return ``line`` (NULL if unreadable) and ``unknown`` (paths) for each JSON line of column ``value``."""
+
+    def filtered(line: str) -> tuple[str | None, list[str]]:
+        kept, unknown = filter_line(contract, line)
+        return kept, [
+            path if re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", path) else "(no name)" for path in unknown
+        ]
+
+    return lines.select(
+        F.udf(filtered, "line string, unknown array<string>")("value").alias("filtered")
+    ).select("filtered.*")
+
+
+def _refuse_unknown(contract: Contract, unknown: list[str], on_unknown: str) -> None:
+    if unknown and on_unknown == "fail":
+        raise DataRefused(
+            f"the contract of {contract.dataset} doesn't list {', '.join(unknown)}: list what may leave, tag what "
+            "may not, or withhold it with on_unknown drop"
+        )
+
+
+def _refuse_malformed(lines: int, parameters: Parameters) -> None:
+    if lines and parameters.on_malformed == "fail":
+        raise DataRefused(
+            f"{lines} lines of {parameters.source} can't be read, so nobody can tell what is in them: leave them "
+            "out with on_malformed drop"
+        )
+
+
+# --- the run ----------------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Replicate once."""
+    contract = load_contract(parameters.contract)
+    with _one_sentence():
+        replicate = {"delta": _replicate_table, "json": _replicate_json, "csv": _replicate_csv}
+        report = replicate[parameters.format](spark, parameters, contract)
+    return {
+        "source": parameters.source,
+        "target": parameters.target,
+        "columns": contract.treatments(),
+        "withheld": contract.withheld(),
+        **report,
+    }
+
+
+def _replicate_table(spark: SparkSession, parameters: Parameters, contract: Contract) -> dict[str, Any]:
+    rows, unknown = permitted(read_table(spark, parameters.source), contract, parameters.on_unknown)
+    rows = _with_row_function(rows, parameters)
+    target, treatments = parameters.target, contract.treatments()
+    if parameters.row_function is not None:
+        treatments |= {"(row function)": parameters.row_function}
+    if table_exists(spark, target):
+        properties = delta_table(spark, target).detail().collect()[0]["properties"]
+        if properties.get(_NO_STATISTICS[0]) != _NO_STATISTICS[1]:
+            raise WrongUse(
+                f"target {target} exists and isn't a replica: its log may hold values as statistics "
+                f"({_NO_STATISTICS[0]} is not {_NO_STATISTICS[1]})"
+            )
+    elif not is_path(target):
+        builder = DeltaTable.createIfNotExists(spark).tableName(target).addColumns(rows.schema)
+        builder.property(*_NO_STATISTICS).execute()
+    path = absolute(target) if is_path(target) else table_location(spark, target)
+    writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer.option(*_NO_STATISTICS).option("userMetadata", json.dumps({"replicated": treatments})).save(path)
+    written, version = commit_metrics(spark, target), latest_version(spark, target)
+    return {
+        "rows_written": written.get("numOutputRows", 0),
+        "unknown_withheld": unknown,
+        "table_version": version,
+        "purged": _purge(spark, target, path, treatments),
+    }
+
+
+def _purge(spark: SparkSession, target: str, path: str, treatments: Mapping[str, str]) -> bool:
+    """Remove the files of older versions if these hold what doesn't leave in that form any more.
+
+    What was purged is written down after the vacuum: a run killed in between leaves it to the next.
+    """
+    table = delta_table(spark, target)
+    purged = int(table.detail().collect()[0]["properties"].get(_PURGED, -1))
+    history = table.history().select("version", "userMetadata").collect()
+    newest = max(row.version for row in history)
+    stale = min(row.version for row in history) > purged + 1  # older versions have left the log
+    for row in history:
+        before = json.loads(row.userMetadata or "{}").get("replicated", {})
+        stale |= row.version > purged and bool(before.items() - treatments.items())
+    if not stale:
+        return False
+    with settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
+        table.vacuum(0)
+    spark.sql(f"alter table delta.`{path}` set tblproperties ('{_PURGED}' = '{newest}')")
+    return True
+
+
+def _replicate_json(spark: SparkSession, parameters: Parameters, contract: Contract) -> dict[str, Any]:
+    lines = spark.read.option("lineSep", "\n").text(parameters.source, recursiveFileLookup=True)
+    filtered = filtered_lines(lines, contract)
+    found = filtered.agg(
+        F.count(F.when(F.col("line").isNull(), 1)).alias("malformed"),
+        F.array_sort(F.array_distinct(F.flatten(F.collect_set("unknown")))).alias("unknown"),
+    ).collect()[0]
+    unknown = list(found.unknown or [])
+    _refuse_unknown(contract, unknown, parameters.on_unknown)
+    _refuse_malformed(found.malformed, parameters)
+    kept = filtered.where("line is not null").select("line")
+    _replace_folder(spark, parameters.target, lambda path: kept.write.option("lineSep", "\n").text(path))
+    return {"unknown_withheld": unknown, "malformed_left_out": found.malformed}
+
+
+def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contract) -> dict[str, Any]:
+    options = _CSV | {"sep": parameters.separator, "recursiveFileLookup": "true"}
+    header = spark.read.options(**options).csv(parameters.source).schema
+    options |= {"columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", "enforceSchema": "false"}
+    rows = spark.read.options(**options).schema(header.add(_CORRUPT, "string")).csv(parameters.source)
+    # A separator too many moves the values behind it: one of a withheld column could leave under another name.
+    # Spark answers no query over the corrupt column alone.
+    malformed = rows.agg(F.count(_CORRUPT), F.count(f"`{rows.columns[0]}`")).collect()[0][0]
+    _refuse_malformed(malformed, parameters)
+    rows = rows.where(F.col(_CORRUPT).isNull()).drop(_CORRUPT)
+    kept, unknown = permitted(rows, contract, parameters.on_unknown)
+    kept = _with_row_function(kept, parameters)
+    trimming = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+    writer = kept.write.options(**(_CSV | trimming), sep=parameters.separator)
+    _replace_folder(spark, parameters.target, writer.csv)
+    return {"unknown_withheld": unknown, "malformed_left_out": malformed}
+
+
+def _with_row_function(rows: DataFrame, parameters: Parameters) -> DataFrame:
+    if parameters.row_function is None:
+        return rows
+    module, name = parameters.row_function.split(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise WrongUse(f"there is no function {parameters.row_function}") from None
+    return mapped(rows, function, parameters.row_function)
+
+
+def _replace_folder(spark: SparkSession, target: str, write: Callable[[str], None]) -> None:
+    """Write a folder aside and put it in the target's place; a reader finds the old one, none, or the new one."""
+    assert spark._jvm is not None
+    path_class: Any = spark._jvm.org.apache.hadoop.fs.Path
+    folder: Any = path_class(absolute(target))
+    file_system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    if file_system.exists(path_class(folder, "_delta_log")):
+        raise WrongUse(f"target {target} is a Delta table, not a folder of files")
+    aside: Any = path_class(folder.getParent(), f".{folder.getName()}.replica")
+    file_system.delete(aside, True)
+    write(aside.toString())
+    file_system.delete(folder, True)
+    if not file_system.rename(aside, folder):
+        raise JobFailed(f"{aside.toString()} could not be renamed to {target}")
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Say what a user can mend in one sentence; anything else keeps its trace."""
+    try:
+        yield
+    except PySparkException as failure:
+        known = re.search(
+            r"the environment variable \w+, which holds the key of a keyed_hash, is not set"
+            r"|row function [\w.:]+ failed with [\w ]+",
+            str(failure),
+        )
+        if known is None:
+            raise
+        raise JobFailed(f"{known[0].strip()}; nothing was written") from None
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
