@@ -1,0 +1,350 @@
+"""Change Data Capture, lake-native: every insert, update and delete of a Delta table, to Kafka or to a Delta table.
+
+Problem: others need each change of a table, deletions included, within seconds. Comparing extracts misses what
+happens between two of them, and a delta column never shows a deleted row. Delta's Change Data Feed records each
+commit's changes as rows; this job turns them into one event a key and commit.
+
+An event has ``event_id``, ``op`` (c created, u updated, d deleted), ``before`` and ``after`` (the row, NULL where
+there is none), ``commit_version`` and ``commit_timestamp``. The two images of an update are joined; a key that
+changes is a deletion of the old key and a creation of the new one.
+
+- ``--topic``: one JSON message an event. The message key is the primary key as JSON, so that all events of a key
+  are in one partition, in the order of their commits.
+- ``--target``: the same events as typed columns (``key``, ``before`` and ``after`` are structs), appended.
+
+It starts with the table's rows as they are at version N, as creations of that version, and goes on with the changes
+from N + 1: no gap, no overlap. ``--starting_version`` leaves the snapshot out.
+
+Guarantee: no change is lost, wherever the job is killed. The Delta table has each event once. The topic has it at
+least once: a batch that is published again carries the same events under the same ``event_id``, so readers keep
+the highest ``commit_version`` of a key, or each event_id once. Refused at the start: a table whose feed is off, which
+Delta would answer with an empty stream in some cases and a trace in others. Refused with exit code 3: a NULL in a key
+column, and a key that one commit holds twice.
+
+Cost: the files that a commit added, or its change files, are read once; two shuffles of the changed rows, which are
+kept (memory, then disk) while they are published. A commit is never split between batches,
+``--max_files_per_trigger`` bounds how many are taken together. An insert costs nothing at the source; updates,
+deletes and merges write their changed rows a second time. The feed lives as long as the source's history: keep its
+log and deleted-file retention above the longest stand-still of this job.
+
+    spark-submit python_jobs/ingestion/change_data_feed.py --source lakehouse/silver/silver_users --key '[user_id]' \\
+        --topic lakehouse.users --bootstrap_servers localhost:9092 --checkpoint lakehouse/checkpoints/users_feed
+
+Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructField, StructType
+
+from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    SOURCE_FAILURES,
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    parse_duration,
+    start_stream,
+    table_id,
+)
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
+from python_jobs.kafka_topics import client_settings, refuse_secrets, topic_partitions
+from python_jobs.tables import delta_table, latest_version, read_table, table_exists, transaction_version
+
+CREATED, UPDATED, DELETED = "c", "u", "d"
+_NAMES = {CREATED: "created", UPDATED: "updated", DELETED: "deleted"}
+FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
+EVENT_COLUMNS = ("event_id", "op", "key", "before", "after", "commit_version", "commit_timestamp")
+
+# Spark's default leaves NULLs out and cuts times to milliseconds.
+_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+# Acknowledged by all replicas, in the order of sending even when a send is repeated; a minute in vain is enough.
+_PRODUCER = {"acks": "all", "enable.idempotence": "true", "max.block.ms": "60000"}
+# What ends the stream and is a matter of its source, by the error class in Spark's text.
+_SOURCE_FAILURES = SOURCE_FAILURES | {
+    "DELTA_SCHEMA_CHANGED": "has changed its schema; run again, the events then have its new columns",
+    "DELTA_MISSING_CHANGE_DATA": "didn't record these changes, its feed was off; begin again with a new checkpoint",
+    "DELTA_VERSION_NOT_FOUND": "no longer has the versions that come next; begin again with a new checkpoint",
+    "DELTA_LOG_FILE_NOT_FOUND": "no longer has the versions that come next; begin again with a new checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Publish every change of a Delta table, to a Kafka topic or to a Delta table."""
+
+    source: str
+    """Delta table, by path or catalog name, with delta.enableChangeDataFeed = true."""
+    key: list[str]
+    """Columns of the primary key: never NULL, unique in each version of the table."""
+    checkpoint: str
+    """Folder of the stream's progress: one for each source and destination, kept as long as they are."""
+    topic: str | None = None
+    """Kafka topic to publish to."""
+    bootstrap_servers: str | None = None
+    """Kafka brokers, host:port,host:port."""
+    target: str | None = None
+    """In place of topic: Delta table, by path or catalog name, to append the events to; made if absent."""
+    starting_version: int | None = None
+    """First version whose changes are published; by default the rows of now, then every later change."""
+    tombstones: bool = False
+    """After each deletion a message without value, by which a compacted topic forgets the key."""
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job publishes what is there and stops."""
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch, except that a commit is never split; Delta's default is 1000."""
+    producer: dict[str, str] = field(default_factory=dict)
+    """Further settings of Kafka's producer, such as security.protocol; secrets as ${env:NAME} only."""
+
+    def __post_init__(self) -> None:
+        if (self.topic is None) == (self.target is None):
+            raise WrongUse("pass either topic (with bootstrap_servers) or target")
+        if (self.topic is None) != (self.bootstrap_servers is None):
+            raise WrongUse("topic and bootstrap_servers belong together")
+        if self.topic is None and (self.tombstones or self.producer):
+            raise WrongUse("tombstones and producer belong to topic")
+        if not self.key:
+            raise WrongUse("key is empty; name the columns of the primary key")
+        if self.target == self.source:
+            raise WrongUse("source and target must be two tables")
+        if self.starting_version is not None and self.starting_version < 0:
+            raise WrongUse(f"starting_version must be 0 or more, got {self.starting_version}")
+        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
+            raise WrongUse(f"max_files_per_trigger must be at least 1, got {self.max_files_per_trigger}")
+        if self.trigger is not None:
+            parse_duration(self.trigger)
+        refuse_secrets(self.producer)
+
+
+# --- from DataFrames to DataFrames ----------------------------------------------------------------------
+
+
+def events(feed: DataFrame, key: Sequence[str], source_id: str) -> DataFrame:
+    """Return one event a key and commit from rows of the feed, which hold whole commits.
+
+    ``source_id`` tells this table's events from those of others: the same event always has the same id.
+    """
+    row = F.struct(*(F.col(f"`{name}`") for name in feed.columns if name not in FEED_COLUMNS))
+    is_before = F.col("_change_type").isin("update_preimage", "delete")
+    images = feed.groupBy(
+        F.struct(*(F.col(f"`{name}`") for name in key)).alias("key"),
+        F.col("_commit_version").alias("commit_version"),
+    ).agg(
+        F.first(F.when(is_before, row), ignorenulls=True).alias("before"),
+        F.first(F.when(~is_before, row), ignorenulls=True).alias("after"),
+        F.count_if(is_before).alias("rows_before"),
+        F.count_if(~is_before).alias("rows_after"),
+        F.first("_commit_timestamp").alias("commit_timestamp"),
+    )
+    identity = F.concat_ws("/", F.lit(source_id), "commit_version", F.to_json("key", _JSON))
+    return images.select(
+        F.sha2(identity, 256).alias("event_id"), _checked_operation(key).alias("op"), *EVENT_COLUMNS[2:]
+    )
+
+
+def event_schema(row: StructType, key: Sequence[str]) -> StructType:
+    """Return the columns of the events of a table whose rows are like ``row``."""
+    image = StructType([StructField(column.name, column.dataType) for column in row])
+    return (
+        StructType()
+        .add("event_id", "string")
+        .add("op", "string")
+        .add("key", StructType([image[name] for name in key]))
+        .add("before", image)
+        .add("after", image)
+        .add("commit_version", "long")
+        .add("commit_timestamp", "timestamp")
+    )
+
+
+def _checked_operation(key: Sequence[str]) -> Column:
+    """Return the event's operation, or the end of the batch where the key is none."""
+    incomplete = reduce(or_, (F.col(f"key.`{name}`").isNull() for name in key))
+    where = F.concat(F.lit(" in version "), F.col("commit_version"), F.lit(": "), F.to_json("key", _JSON))
+    return (
+        F.when(incomplete, F.raise_error(F.concat(F.lit("the key has a NULL"), where)))
+        .when(
+            (F.col("rows_before") > 1) | (F.col("rows_after") > 1),
+            F.raise_error(F.concat(F.lit("several rows have one key"), where)),
+        )
+        .when(F.col("before").isNull(), CREATED)
+        .when(F.col("after").isNull(), DELETED)
+        .otherwise(UPDATED)
+    )
+
+
+def messages(changes: DataFrame, tombstones: bool) -> DataFrame:
+    """Return the events as ``key`` and ``value`` in the order in which each task has to send them."""
+    value = F.to_json(F.struct(*(name for name in EVENT_COLUMNS if name != "key")), _JSON)
+    values = F.array(value)
+    if tombstones:
+        nothing = F.lit(None).cast("string")
+        values = F.when(F.col("op") == DELETED, F.array(value, nothing)).otherwise(values)
+    in_order = changes.repartition(F.col("key")).sortWithinPartitions("commit_version")
+    return in_order.select(F.to_json("key", _JSON).alias("key"), F.explode(values).alias("value"))
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+class Publisher(BatchFunction):
+    """Publishes the events of each batch and counts them."""
+
+    def __init__(self, params: Parameters, source_id: str, writer_id: str) -> None:
+        self._params, self._source_id, self._writer_id = params, source_id, writer_id
+        self.batches: deque[dict[str, Any]] = deque(maxlen=100)
+        self.totals = dict.fromkeys(_NAMES.values(), 0)
+        self.last_version: int | None = None
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Publish one batch; a Delta table that has it already is left alone."""
+        params = self._params
+        if params.target is not None:
+            done = transaction_version(rows.sparkSession, params.target, self._writer_id)
+            if done is not None and done >= batch_id:
+                return
+        changes = events(rows, params.key, self._source_id).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            # Counting evaluates every event, so that nothing of a batch with an unusable key is published.
+            counted = dict.fromkeys(_NAMES.values(), 0)
+            counted |= {_NAMES[op]: count for op, count in changes.groupBy("op").count().collect()}
+            if sum(counted.values()):
+                self._publish(changes, batch_id)
+                self.last_version = changes.agg(F.max("commit_version")).collect()[0][0]
+        except (PySparkException, Py4JJavaError) as failure:
+            raise _one_sentence(failure, params) or failure from failure
+        finally:
+            changes.unpersist()
+        self.batches.append({"batch_id": batch_id, **counted})
+        self.totals = {name: total + counted[name] for name, total in self.totals.items()}
+
+    def _publish(self, changes: DataFrame, batch_id: int) -> None:
+        params = self._params
+        if params.target is not None:
+            transaction = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
+            append(changes, params.target, transaction | {"mergeSchema": "true"})
+            return
+        settings = _kafka_settings(params)
+        writer = messages(changes, params.tombstones).write.format("kafka").option("topic", str(params.topic))
+        writer.options(**{f"kafka.{name}": value for name, value in settings.items()}).save()
+
+
+def _kafka_settings(params: Parameters) -> dict[str, str]:
+    return client_settings(str(params.bootstrap_servers), _PRODUCER | params.producer)
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publisher]:
+    """Check source and destination, claim the checkpoint and start the query.
+
+    Raises:
+        NotReady: the source, its starting version, the broker or the topic isn't there yet.
+        WrongUse: the source has no change data feed or no such key, the target is another table, or the
+            checkpoint belongs to another query.
+    """
+    detail = delta_table(spark, params.source).detail().collect()[0]
+    if str(detail["properties"].get("delta.enableChangeDataFeed", "false")).lower() != "true":
+        raise WrongUse(
+            f"the change data feed of '{params.source}' is off: set its table property "
+            "delta.enableChangeDataFeed = true, changes are recorded from then on"
+        )
+    rows = read_table(spark, params.source)
+    unknown = [name for name in params.key if name not in rows.columns]
+    if unknown:
+        raise WrongUse(
+            f"'{params.source}' has no key column {', '.join(unknown)}; it has {', '.join(rows.columns)}"
+        )
+    newest = latest_version(spark, params.source)
+    if params.starting_version is not None and params.starting_version > newest:
+        raise NotReady(f"'{params.source}' is at version {newest}, there is no {params.starting_version} yet")
+
+    source_id = table_id(spark, params.source)
+    contract = {"job": "change_data_feed", "source": source_id}
+    if params.target is not None:
+        _prepare_target(spark, params, rows.schema)
+        contract["target"] = table_id(spark, params.target)
+    else:
+        topic_partitions(spark, [str(params.topic)], _kafka_settings(params))
+        contract["topic"] = str(params.topic)
+    publisher = Publisher(params, source_id, claim(spark, params.checkpoint, contract))
+    options = {"readChangeFeed": "true"}
+    if params.starting_version is not None:
+        options["startingVersion"] = str(params.starting_version)
+    query = start_stream(
+        spark,
+        params.source,
+        publisher,
+        params.checkpoint,
+        params.trigger,
+        params.max_files_per_trigger,
+        options,
+    )
+    return query, publisher
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report what was published.
+
+    Raises:
+        DataRefused: a change without a usable key.
+        JobFailed: the feed has gaps or is gone, or the destination can't be written.
+    """
+    query, publisher = start(spark, params)
+    await_end(query, publisher, params.source, _SOURCE_FAILURES)
+    return {
+        "source": params.source,
+        "destination": params.topic or params.target,
+        **publisher.totals,
+        "last_version": publisher.last_version,
+        "batches": list(publisher.batches),
+    }
+
+
+def _prepare_target(spark: SparkSession, params: Parameters, row: StructType) -> None:
+    """Make the table of events, or check that the one there is such a table; its rows may grow columns."""
+    assert params.target is not None
+    if not table_exists(spark, params.target):
+        create_table(spark, params.target, event_schema(row, params.key))
+        return
+    has = read_table(spark, params.target).columns
+    if has != list(EVENT_COLUMNS):
+        raise WrongUse(
+            f"the table '{params.target}' holds no change events: its columns are {', '.join(has)}"
+        )
+
+
+def _one_sentence(failure: Exception, params: Parameters) -> JobFailed | None:
+    """Return what a person can mend, or None for any other failure."""
+    text = str(failure)
+    if refused := re.search(r"\[USER_RAISED_EXCEPTION\] (.+?)\.? SQLSTATE", text, re.DOTALL):
+        return DataRefused(f"{params.source}: {refused[1]}")
+    if "FILE_NOT_EXIST" in text or "FileNotFoundException" in text:
+        return JobFailed(
+            f"the source '{params.source}' no longer has the files of these changes (vacuum); "
+            "begin again with a new checkpoint"
+        )
+    if kafka := re.search(r"org\.apache\.kafka\.common\.\S+: (.+)", text):
+        return JobFailed(f"cannot publish to {params.topic} at {params.bootstrap_servers}: {kafka[1][:200]}")
+    return None
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
