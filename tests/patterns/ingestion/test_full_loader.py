@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from python_jobs.ingestion import full_loader
 from python_jobs.ingestion.full_loader import Parameters, run, version_tables
@@ -23,7 +24,6 @@ from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
-from tests.support.session import setting
 from tests.support.snippets import snippet
 
 JOB = REPOSITORY / "python_jobs" / "ingestion" / "full_loader.py"
@@ -209,12 +209,19 @@ def test_another_schema_replaces_the_one_before(devices: Devices) -> None:
     assert devices.rows().columns == ["type", "full_name", "version"]
 
 
-def test_twice_the_rows_with_the_same_settings(devices: Devices) -> None:
-    # Less than either dataset: a result of that size would fail the job.
-    with setting(devices.spark, "spark.driver.maxResultSize", "100k"):
-        for day, copies in (("2024-01-01", 20_000), ("2024-01-02", 40_000)):
-            devices.land(day, [("galaxy", f"Galaxy {number}", "1") for number in range(copies)])
-            assert devices.load(day)["rows"] == copies
+def test_twice_the_rows_with_the_same_settings(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+    collect = ClassicDataFrame.collect
+
+    def counting(rows: ClassicDataFrame) -> Any:
+        collected.append(len(result := collect(rows)))
+        return result
+
+    monkeypatch.setattr(ClassicDataFrame, "collect", counting)
+    for day, copies in (("2024-01-01", 2_000), ("2024-01-02", 4_000)):
+        devices.land(day, [("galaxy", f"Galaxy {number}", "1") for number in range(copies)])
+        assert devices.load(day)["rows"] == copies
+    assert 0 < max(collected) <= 50  # entries of a history, never the dataset
 
 
 # --- what is refused ------------------------------------------------------------------------------------

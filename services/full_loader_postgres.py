@@ -1,0 +1,293 @@
+"""Full Loader with PostgreSQL as the target: COPY into a table beside, then the public view swapped in one transaction.
+
+    python -m services.full_loader_postgres --source devices.csv --target devices --version 2024-01-01 \\
+        --columns "type varchar(15) not null, full_name varchar(50) not null, version varchar(40) not null, \\
+                   primary key (full_name, version)"
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+
+The view is never dropped before its successor exists, not even for a moment:
+
+- ``load`` copies the file into ``<target>_<yyyymmdd>__loaded`` in one transaction of its own: a bad line, a repeated
+  key or a NULL leaves nothing behind, and no reader waits for it.
+- ``expose`` gives that table the version's name and makes the view show it, in one transaction. Without a loaded table
+  it shows the version that is there: the way back. ``create or replace view`` can only add columns at the end; when
+  one is gone, renamed or retyped, the view is dropped and created with its grants in that same transaction.
+
+The view's lock is asked for with a time limit, again and again: a long query on it delays the swap, and the swap never
+makes the readers behind that query wait longer than the limit.
+
+Source: Data Engineering Design Patterns, chapter 2, Full Loader.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+import tenacity
+from psycopg import sql
+
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+
+_CHUNK = 1 << 20
+_WAIT_BETWEEN_TRIES_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Copy a CSV file into a versioned table and show it through one view."""
+
+    source: str
+    """CSV file with a header."""
+    target: str
+    """Public view, as name or schema.name. Versions are <target>_<yyyymmdd>."""
+    version: str
+    """Logical date of the dataset (2024-01-01), never the clock's."""
+    columns: str
+    """What stands between the parentheses of create table, keys and NOT NULL included."""
+    delimiter: str = ";"
+    """Between the columns of the file."""
+    min_rows: int = 1
+    """Fewer rows are not exposed; 0 allows an empty dataset."""
+    max_shrink_percent: float = 50.0
+    """A version that has so much fewer rows than the exposed one is not exposed; 100 allows it."""
+    step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
+    """load: only beside; expose: show a loaded version, also an older one (the way back)."""
+    keep_versions: int = 7
+    """How many versions stay for the way back, beside the exposed one."""
+    lock_seconds: float = 2.0
+    """How long readers may have to wait behind one try of the swap."""
+    tries: int = 30
+    """How often the swap is tried while a long query holds the view."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\w+\.)?\w+", self.target):
+            raise WrongUse(f"target must be a name or schema.name, got '{self.target}'")
+        if not 0 <= self.max_shrink_percent <= 100:
+            raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
+        if self.keep_versions < 2:
+            raise WrongUse(f"keep_versions must be at least 2, got {self.keep_versions}")
+        assert self.version_name
+
+    @property
+    def version_name(self) -> str:
+        """The logical date without dashes."""
+        try:
+            return f"{dt.date.fromisoformat(self.version):%Y%m%d}"
+        except ValueError:
+            raise WrongUse(f"a version is a day such as 2024-01-01, got '{self.version}'") from None
+
+    def table(self, suffix: str = "") -> sql.Identifier:
+        """Return the target's name with a suffix, quoted."""
+        return sql.Identifier(*f"{self.target}{suffix}".split("."))
+
+
+Connection = psycopg.Connection[Any]
+
+
+# --- the two steps: each is a task that an orchestrator can retry alone ---------------------------------
+
+
+def load(connection: Connection, parameters: Parameters) -> int:
+    """Copy the file beside the version's table; return its rows.
+
+    Raises:
+        NotReady: there is no file.
+        DataRefused: a line, a key or a NULL doesn't fit; nothing is left behind.
+    """
+    file = Path(parameters.source)
+    if not file.is_file():
+        raise NotReady(f"there is no file {parameters.source}; nothing was loaded")
+    fresh = parameters.table(f"_{parameters.version_name}__loaded")
+    command = sql.SQL("copy {} from stdin (format csv, header match, delimiter {})").format(
+        fresh, sql.Literal(parameters.delimiter)
+    )
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("drop table if exists {}").format(fresh))
+            columns = sql.SQL(parameters.columns)  # the user's own DDL
+            connection.execute(sql.SQL("create table {} ({})").format(fresh, columns))
+            with file.open("rb") as content, connection.cursor() as cursor:
+                with cursor.copy(command) as copy:
+                    while chunk := content.read(_CHUNK):
+                        copy.write(chunk)
+                return cursor.rowcount
+    except (psycopg.DataError, psycopg.IntegrityError) as failure:
+        where = f" ({failure.diag.context.splitlines()[0]})" if failure.diag.context else ""
+        raise DataRefused(
+            f"{parameters.source} was not loaded: {failure.diag.message_primary}{where}; "
+            f"{parameters.target} stays as it is"
+        ) from None
+    except psycopg.errors.SyntaxError as failure:
+        raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
+
+
+def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
+    """Make the view show the version; return its rows and those shown before.
+
+    Raises:
+        WrongUse: the version is not there.
+        DataRefused: the volume is not allowed; the view stays as it is.
+        JobFailed: the view was in use for all the tries.
+    """
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(
+            (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+        ),
+        wait=tenacity.wait_fixed(_WAIT_BETWEEN_TRIES_SECONDS),
+        stop=tenacity.stop_after_attempt(parameters.tries),
+    )
+    try:
+        return retrying(_swap, connection, parameters)
+    except tenacity.RetryError:
+        raise JobFailed(
+            f"{parameters.target} was in use by long queries for {parameters.tries} tries; it stays as it is"
+        ) from None
+    except psycopg.errors.DependentObjectsStillExist as failure:
+        raise JobFailed(
+            f"{parameters.target} loses or changes a column that others need: {failure.diag.message_detail}"
+        ) from None
+
+
+def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
+    """Do it all in one transaction: whatever fails, and wherever it dies, the view is as it was."""
+    version = f"_{parameters.version_name}"
+    loaded, named, old = (parameters.table(version + suffix) for suffix in ("__loaded", "", "__old"))
+    with connection.transaction():
+        connection.execute(
+            sql.SQL("set local lock_timeout = {}").format(sql.Literal(f"{parameters.lock_seconds}s"))
+        )
+        is_fresh = _exists(connection, loaded)
+        if not is_fresh and not _exists(connection, named):
+            raise WrongUse(f"version {parameters.version_name} of {parameters.target} is not there")
+        counts = _check(connection, parameters, loaded if is_fresh else named)
+        if _exists(connection, parameters.table()):
+            # As readers do, the view first and then its table: the other way round they would block each other.
+            _execute(connection, "lock table {} in access exclusive mode", parameters.table())
+        replaces = is_fresh and _exists(connection, named)
+        if replaces:  # a view follows its table's renaming: readers still see the old rows
+            _execute(connection, "alter table {} rename to {}", named, old)
+        if is_fresh:
+            _execute(connection, "alter table {} rename to {}", loaded, named)
+        _point_view(connection, parameters, named)
+        if replaces:
+            _execute(connection, "drop table {}", old)
+    return counts
+
+
+def _check(connection: Connection, parameters: Parameters, table: sql.Identifier) -> dict[str, Any]:
+    rows = _count(connection, table)
+    view = parameters.table()
+    shown = _count(connection, view) if _exists(connection, view) else 0
+    least = shown * (1 - parameters.max_shrink_percent / 100)
+    if rows < parameters.min_rows or rows < least:
+        raise DataRefused(
+            f"version {parameters.version_name} ({table.as_string(None)}) has {rows} rows, "
+            f"allowed are {parameters.min_rows} or more (min_rows) "
+            f"and a drop of {parameters.max_shrink_percent:g} % from {shown} (max_shrink_percent); "
+            f"{parameters.target} stays as it is"
+        )
+    return {"rows": rows, "previous_rows": shown}
+
+
+def _point_view(connection: Connection, parameters: Parameters, table: sql.Identifier) -> None:
+    view = parameters.table()
+    create = "view {} as select * from {}"
+    if not _exists(connection, view):
+        _execute(connection, f"create {create}", view, table)
+        return
+    before, after = _columns(connection, view), _columns(connection, table)
+    if after[: len(before)] == before:
+        _execute(connection, f"create or replace {create}", view, table)
+        return
+    grants = connection.execute(
+        "select grantee::regrole::text, privilege_type, is_grantable "
+        "from pg_class, aclexplode(relacl) where oid = %s::regclass and grantee <> 0 and grantee <> relowner",
+        [view.as_string(connection)],
+    ).fetchall()
+    to_all = connection.execute(
+        "select privilege_type from pg_class, aclexplode(relacl) where oid = %s::regclass and grantee = 0",
+        [view.as_string(connection)],
+    ).fetchall()
+    _execute(connection, "drop view {}", view)
+    _execute(connection, f"create {create}", view, table)
+    statements = [(privilege, "public", False) for (privilege,) in to_all]
+    statements += [(privilege, grantee, grantable) for grantee, privilege, grantable in grants]
+    for privilege, grantee, grantable in statements:  # regrole::text is quoted already
+        option = " with grant option" if grantable else ""
+        _execute(connection, f"grant {privilege} on {{}} to {grantee}{option}", view)
+
+
+def drop_old_versions(connection: Connection, parameters: Parameters) -> list[str]:
+    """Drop versions beyond the newest ones, never the exposed one; return their names."""
+    schema, _, name = parameters.target.rpartition(".")
+    tables = connection.execute(
+        "select tablename from pg_tables where schemaname = coalesce(nullif(%s, ''), current_schema()) "
+        "and tablename ~ %s order by tablename",
+        [schema, rf"^{name}_\d{{8}}$"],
+    ).fetchall()
+    versions = [table.removeprefix(f"{name}_") for (table,) in tables]
+    old = [v for v in versions[: -parameters.keep_versions] if v != parameters.version_name]
+    for version in old:
+        _execute(connection, "drop table {}", parameters.table(f"_{version}"))
+    return old
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run(parameters: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
+    """Load the version and expose it, or one of the two."""
+    report: dict[str, Any] = {
+        "source": parameters.source,
+        "target": parameters.target,
+        "version": parameters.version_name,
+    }
+    try:
+        with (connect or _connect)() as connection:
+            if parameters.step != "expose":
+                report["rows"] = load(connection, parameters)
+            if parameters.step != "load":
+                report |= expose(connection, parameters)
+                report["dropped_versions"] = drop_old_versions(connection, parameters)
+    except psycopg.OperationalError as failure:
+        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
+    return report | {"exposed": parameters.step != "load"}
+
+
+def _connect() -> Connection:
+    return psycopg.connect("", autocommit=True)
+
+
+def _exists(connection: Connection, relation: sql.Identifier) -> bool:
+    found = connection.execute("select to_regclass(%s)", [relation.as_string(connection)]).fetchone()
+    return found is not None and found[0] is not None
+
+
+def _count(connection: Connection, relation: sql.Identifier) -> int:
+    row = connection.execute(sql.SQL("select count(*) from {}").format(relation)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:
+    """Return names and types, in order."""
+    return connection.execute(
+        "select attname, format_type(atttypid, atttypmod) from pg_attribute "
+        "where attrelid = %s::regclass and attnum > 0 and not attisdropped order by attnum",
+        [relation.as_string(connection)],
+    ).fetchall()
+
+
+def _execute(connection: Connection, statement: str, *names: sql.Identifier) -> None:
+    connection.execute(sql.SQL(statement).format(*names))
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

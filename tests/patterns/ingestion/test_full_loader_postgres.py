@@ -1,0 +1,244 @@
+"""Full Loader into PostgreSQL: the view is there at every moment, and shows all of a version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from services.full_loader_postgres import Parameters, load, run
+from services.postgres import Database
+from tests.support.rows import assert_rows
+
+pytestmark = pytest.mark.postgres
+
+COLUMNS = (
+    "type varchar(15) not null, full_name varchar(50) not null, version varchar(40) not null, "
+    "primary key (full_name, version)"
+)
+DEVICES = [("lg", "G2x", "Android 14"), ("lenovo", 'ThinkBook 16 Gen 6 (16" Intel) Laptop', "Android 14")] + [
+    ("galaxy", f"Galaxy S {number}", "Android 13") for number in range(48)
+]
+DEVICES_2 = [
+    *DEVICES[1:],
+    ("mac", "MacBook Pro (13-inch, M1, 2020)", "macOS Sonoma"),
+    ("htc", "One", "Android 12"),
+]
+
+
+class Devices:
+    def __init__(self, database: Database, folder: Path) -> None:
+        self.database, self.file = database, folder / "devices.csv"
+
+    def write(self, rows: list[tuple[str, ...]], header: str = "type;full_name;version") -> None:
+        quoted = (
+            ";".join('"' + value.replace('"', '""') + '"' if value else "" for value in row) for row in rows
+        )
+        self.file.write_text("\n".join([header, *quoted]) + "\n", encoding="utf-8")
+
+    def parameters(self, date: str, **parameters: Any) -> Parameters:
+        given = {"source": str(self.file), "target": "devices", "version": date, "columns": COLUMNS}
+        return Parameters(**given | parameters)
+
+    def run(self, date: str, **parameters: Any) -> dict[str, Any]:
+        return run(self.parameters(date, **parameters), self.database.connect)
+
+    def query(self, text: str) -> list[tuple[Any, ...]]:
+        with self.database.connect() as connection:
+            return connection.execute(text.encode()).fetchall()
+
+    def tables(self) -> list[str]:
+        return [
+            row[0]
+            for row in self.query("select tablename from pg_tables where schemaname = 'public' order by 1")
+        ]
+
+    @contextmanager
+    def polled(self) -> Iterator[set[Any]]:
+        """Collect what a reader counts in the view until the block has ended, and once more."""
+        seen: set[Any] = set()
+        ended = threading.Event()
+
+        def poll() -> None:
+            with self.database.connect() as connection:
+                while True:
+                    last = ended.is_set()
+                    try:
+                        row = connection.execute("select count(*) from devices").fetchone()
+                        seen.add(row and row[0])
+                    except psycopg.Error as failure:
+                        seen.add(str(failure))
+                    if last:
+                        return
+
+        reader = threading.Thread(target=poll)
+        reader.start()
+        try:
+            yield seen
+        finally:
+            ended.set()
+            reader.join()
+
+
+@pytest.fixture
+def devices(database: Database, tmp_path: Path) -> Devices:
+    devices = Devices(database, tmp_path)
+    devices.write(DEVICES)
+    devices.run("2024-01-01")
+    return devices
+
+
+def test_the_view_shows_the_newest_version_exactly(devices: Devices) -> None:
+    assert_rows(devices.query("select * from devices"), DEVICES)
+    devices.run("2024-01-01")
+    assert_rows(devices.query("select * from devices"), DEVICES)
+    devices.write(DEVICES_2)
+    assert devices.run("2024-01-02") == {
+        "source": str(devices.file), "target": "devices", "version": "20240102",
+        "rows": 51, "previous_rows": 50, "dropped_versions": [], "exposed": True,
+    }  # fmt: skip
+    assert_rows(devices.query("select * from devices"), DEVICES_2)
+    assert devices.tables() == ["devices_20240101", "devices_20240102"]
+
+
+def test_readers_never_miss_the_view_nor_see_a_part(devices: Devices) -> None:
+    sixty = [*DEVICES, *(("ipad", f"iPad {number}", "1") for number in range(10))]
+    with devices.polled() as seen:
+        for _ in range(5):
+            devices.write(sixty)
+            devices.run("2024-01-02")
+            devices.run("2024-01-01", step="expose")
+        devices.write(sixty)
+        devices.run("2024-01-01")  # the exposed version loaded again, its old table dropped
+    assert seen == {50, 60}
+
+
+def test_the_view_is_dropped_and_made_anew_in_one_transaction_for_a_removed_column(devices: Devices) -> None:
+    devices.database.execute(
+        "create role reader_of_the_test",
+        "grant select on devices to reader_of_the_test",
+        "grant select on devices to public",
+    )
+    try:
+        devices.write([row[:2] for row in DEVICES], "type;name")
+        with devices.polled() as seen:
+            devices.run("2024-01-02", columns="type text, name text")
+            devices.run("2024-01-01", step="expose")
+            devices.run("2024-01-02", step="expose", columns="type text, name text")
+        assert seen == {50}
+        assert devices.query("select name from devices where name = 'G2x'") == [("G2x",)]
+        can_read = "select has_table_privilege('reader_of_the_test', 'devices', 'select')"
+        assert devices.query(can_read) == [(True,)]
+    finally:
+        devices.database.execute("drop owned by reader_of_the_test", "drop role reader_of_the_test")
+
+
+def test_replacing_alone_can_not_remove_a_column(devices: Devices) -> None:
+    with pytest.raises(psycopg.errors.InvalidTableDefinition, match="cannot drop columns from view"):
+        devices.database.execute("create or replace view devices as select type from devices_20240101")
+
+
+def test_a_view_on_the_view_keeps_its_columns(devices: Devices) -> None:
+    devices.database.execute("create view phones as select full_name from devices")
+    devices.write([row[:2] for row in DEVICES], "type;name")
+    with pytest.raises(JobFailed, match="that others need: view phones depends on view devices"):
+        devices.run("2024-01-02", columns="type text, name text")
+    assert_rows(devices.query("select * from devices"), DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "sentence"),
+    [
+        ([*DEVICES, ("lg", "G3")], "type;full_name;version", 'missing data for column "version"'),
+        ([*DEVICES, DEVICES[0]], "type;full_name;version", "duplicate key value violates unique constraint"),
+        ([*DEVICES, ("", "G3", "1")], "type;full_name;version", 'null value in column "type"'),
+        (DEVICES, "type;version;full_name", "column name mismatch in header line"),
+        (DEVICES[:24], "type;full_name;version", ".* has 24 rows, allowed are 1 or more .* 50 % from 50"),
+        ([], "type;full_name;version", "has 0 rows"),
+    ],
+    ids=["malformed", "duplicate key", "NULL", "header", "shrunken", "empty"],
+)
+def test_a_bad_file_leaves_the_version_before(
+    devices: Devices, rows: list[tuple[str, ...]], header: str, sentence: str
+) -> None:
+    devices.write(rows, header)
+    with pytest.raises(DataRefused, match=sentence):
+        devices.run("2024-01-02")
+    assert_rows(devices.query("select * from devices"), DEVICES)
+    devices.write(DEVICES_2)
+    devices.run("2024-01-02")  # nothing needs cleaning
+    assert_rows(devices.query("select * from devices"), DEVICES_2)
+
+
+def test_an_empty_file_is_exposed_when_that_is_allowed_and_taken_back(devices: Devices) -> None:
+    devices.write([])
+    devices.run("2024-01-02", min_rows=0, max_shrink_percent=100)
+    assert devices.query("select count(*) from devices") == [(0,)]
+    devices.run("2024-01-01", step="expose")
+    assert_rows(devices.query("select * from devices"), DEVICES)
+
+
+def test_a_killed_load_leaves_no_table_behind(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.write(DEVICES_2)
+    with devices.database.connect() as connection:
+        process = connection.info.backend_pid
+        write = psycopg.Copy.write
+
+        def write_and_die(copy: psycopg.Copy, data: bytes) -> None:
+            write(copy, data)
+            devices.query(f"select pg_terminate_backend({process})")
+
+        monkeypatch.setattr(psycopg.Copy, "write", write_and_die)
+        with pytest.raises(psycopg.OperationalError):
+            load(connection, devices.parameters("2024-01-02"))
+    monkeypatch.undo()
+    assert devices.tables() == ["devices_20240101"]
+    assert_rows(devices.query("select * from devices"), DEVICES)
+    assert devices.run("2024-01-02")["rows"] == 51
+
+
+def test_loading_makes_no_reader_wait_and_is_no_exposure(devices: Devices) -> None:
+    devices.write(DEVICES_2)
+    with devices.database.connect(autocommit=False) as reader:
+        reader.execute("select count(*) from devices")  # holds the view until its transaction ends
+        with devices.database.connect() as connection:
+            assert load(connection, devices.parameters("2024-01-02")) == 51
+        with pytest.raises(JobFailed, match="was in use by long queries for 2 tries"):
+            devices.run("2024-01-02", step="expose", lock_seconds=0.1, tries=2)
+    assert_rows(devices.query("select * from devices"), DEVICES)
+    devices.run("2024-01-02", step="expose")
+    assert_rows(devices.query("select * from devices"), DEVICES_2)
+
+
+def test_old_versions_are_dropped_and_never_the_exposed_one(devices: Devices) -> None:
+    for day in ("2024-01-02", "2024-01-03"):
+        devices.run(day)
+    report = devices.run("2024-01-01", step="expose", keep_versions=2)
+    assert report["dropped_versions"] == []
+    devices.run("2024-01-04")
+    assert devices.run("2024-01-01", step="expose", keep_versions=2)["dropped_versions"] == ["20240102"]
+    with pytest.raises(WrongUse, match="version 20240102 of devices is not there"):
+        devices.run("2024-01-02", step="expose")
+
+
+def test_what_is_not_there_or_makes_no_sense(devices: Devices) -> None:
+    with pytest.raises(NotReady, match="there is no file"):
+        devices.run("2024-01-02", source="nowhere.csv")
+    with pytest.raises(WrongUse, match="columns is no list for create table"):
+        devices.run("2024-01-02", columns="type varchar(")
+    for wrong in (
+        {"target": "a.b.c"},
+        {"version": "today"},
+        {"keep_versions": 1},
+        {"max_shrink_percent": -1},
+    ):
+        with pytest.raises(WrongUse):
+            devices.parameters(
+                **{"date": "2024-01-02"} | wrong if "version" not in wrong else {"date": "today"}
+            )
