@@ -9,8 +9,11 @@ how far it came by its replication slot and its offsets file, so that it goes on
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import re
+import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import requests
 from services.jars import ROOT, java
 from services.kafka import Broker
 from services.postgres import Database
-from services.processes import HOST, Process, ServiceFailed, free_port, running, write_private
+from services.processes import HOST, READY_SECONDS, Process, ServiceFailed, free_port, running, write_private
 
 ANSWER_SECONDS = 5
 
@@ -55,6 +58,7 @@ class Connector:
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         port = free_port()
+        self._broker, self._database = broker, database
         self.name = topic_prefix
         self.topic_prefix = topic_prefix
         self.slot_name = f"debezium_{topic_prefix}".lower()
@@ -92,6 +96,27 @@ class Connector:
     def topic(self, table: str) -> str:
         """Return the topic of a table given as ``schema.table``."""
         return f"{self.topic_prefix}.{table}"
+
+    def catch_up(self) -> None:
+        """Wait until every change committed before this call is in its topic.
+
+        Raises:
+            ServiceFailed: it is not within READY_SECONDS.
+        """
+        marker = str(uuid.uuid4())
+        with self._database.connect() as connection:
+            # A message in PostgreSQL's own log: it comes out behind all that was committed before.
+            connection.execute("select pg_logical_emit_message(true, 'catch_up', %s)", [marker])
+        topic = f"{self.topic_prefix}.message"
+        sought = base64.b64encode(marker.encode())
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            if topic in self._broker.topics() and any(
+                sought in (record.value() or b"") for record in self._broker.records(topic)
+            ):
+                return
+            time.sleep(0.1)
+        raise ServiceFailed(f"connector '{self.name}' did not catch up: {self.failure() or 'it still runs'}")
 
     def status(self) -> dict[str, Any]:
         """Return the worker's own report on the connector and its task (``state``, ``trace``).

@@ -1,0 +1,281 @@
+"""Change Data Capture, Kafka to bronze: every record of a topic, verbatim, once.
+
+Problem: a database's log reader (Debezium) publishes each insert, update and deletion to a topic within seconds.
+The lake must keep all of them, in a table that outlives the topic's retention and from which current state and
+history can be made anew.
+
+Guarantee: the bronze table only appends, and holds each (topic, partition, offset) once: a batch is one Delta
+commit that carries the checkpoint's writer id and the batch's number, so a batch that is retried or killed adds
+nothing twice. A new checkpoint goes on behind what the table already holds. Key, value and headers are the
+record's bytes; a tombstone is a row whose payload is NULL. ``ingested_at`` is one value a batch and rises from batch to
+batch, so that readers can ask for what is newer than they have. One query at a time writes to a table.
+
+When records expire before they were read, ``--fail_on_data_loss true`` (the default) ends the job with exit code 1,
+because the table would have a gap that nobody sees; ``false`` goes on with the oldest record that is left.
+
+Cost: one pass over the new records, one commit a batch; many small batches make many small files (Compactor).
+
+    spark-submit python_jobs/ingestion/change_data_capture.py --bootstrap_servers localhost:9092 \\
+        --topics '[blog.public.users]' --target lakehouse/bronze/bronze_users_changes \\
+        --checkpoint lakehouse/checkpoints/bronze_users_changes --trigger "2 seconds"
+
+The macros of macros/ingestion/change_data_capture.sql make typed changes of it. A topic of plain events (visits) is
+read in the same way.
+
+Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from python_jobs.checkpoints import claim, has_progress
+from python_jobs.delta_streams import BatchFunction, append, await_end, parse_duration, table_id
+from python_jobs.intervals import parse_time
+from python_jobs.job import WrongUse, run_job, utc_now
+from python_jobs.kafka_topics import SOURCE_FAILURES, client_settings, refuse_secrets, topic_partitions
+from python_jobs.tables import (
+    absolute,
+    is_path,
+    latest_version,
+    read_table,
+    table_exists,
+    transaction_version,
+)
+
+BRONZE_TYPES = {
+    "payload": "string",
+    "key": "string",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "headers": "array<struct<key:string,value:binary>>",
+    "ingested_at": "timestamp",
+}
+# No statistics over payload and key: they cost, and can't hold bytes that are no text.
+_PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.dataSkippingStatsColumns": "topic,partition,offset,timestamp,ingested_at",
+}
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+# How Spark writes "from the first" and "from the end" for one partition.
+_STARTS = {"earliest": -2, "latest": -1}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Append every record of Kafka topics to a bronze Delta table, verbatim and once."""
+
+    bootstrap_servers: str
+    """Kafka brokers, host:port,host:port."""
+    topics: list[str]
+    """Topics to read; they must exist."""
+    target: str
+    """Bronze table, by path or catalog name; made if absent."""
+    checkpoint: str
+    """Folder of the stream's progress: one for each target, kept as long as it is."""
+    trigger: str | None = None
+    """Run for ever, a batch every "2 seconds"; by default the job reads what is there and stops."""
+    starting_offsets: Literal["earliest", "latest"] = "earliest"
+    """Where to begin with a partition of which the target holds nothing."""
+    fail_on_data_loss: bool = True
+    """Whether records that expired before they were read end the job; false goes on without them."""
+    max_records_per_trigger: int | None = None
+    """Most records in one batch; by default all that are there."""
+    consumer: dict[str, str] = field(default_factory=dict)
+    """Further settings of Kafka's client, such as security.protocol; secrets as ${env:NAME} only."""
+    derive: dict[str, str] = field(default_factory=dict)
+    """Further columns, --derive.NAME "SQL EXPRESSION" over the record's own (to_date(timestamp))."""
+    partition_by: list[str] = field(default_factory=list)
+    """Partition columns of the table."""
+    now: str | None = None
+    """The time of the load (ingested_at, ISO 8601); by default the clock's, for each batch."""
+
+    def __post_init__(self) -> None:
+        if not self.topics or len(set(self.topics)) < len(self.topics):
+            raise WrongUse(f"topics must name each topic once, got {self.topics}")
+        if self.trigger is not None:
+            parse_duration(self.trigger)
+        if self.max_records_per_trigger is not None and self.max_records_per_trigger < 1:
+            raise WrongUse(f"max_records_per_trigger must be at least 1, got {self.max_records_per_trigger}")
+        if self.now is not None:
+            parse_time(self.now)
+        taken = sorted(self.derive.keys() & BRONZE_TYPES.keys())
+        if taken:
+            raise WrongUse(f"derive names columns that the record itself has: {', '.join(taken)}")
+        refuse_secrets(self.consumer)
+
+
+def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str]) -> DataFrame:
+    """Return the bronze rows of Kafka's records. ``ingested_at`` is in microseconds since 1970.
+
+    A cast to string keeps the bytes as they are, also those that are no UTF-8.
+    """
+    rows = records.select(
+        F.col("value").cast("string").alias("payload"),
+        F.col("key").cast("string").alias("key"),
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "headers",
+        F.timestamp_micros(F.lit(ingested_at)).alias("ingested_at"),
+    )
+    return rows.select("*", *(F.expr(expression).alias(name) for name, expression in derive.items()))
+
+
+class Appender(BatchFunction):
+    """The ``foreachBatch`` function of the job: one append a batch.
+
+    Args:
+        writer_id: Delta ``txnAppId`` of this checkpoint.
+        last_ingested_at: the newest that the table holds, microseconds since 1970.
+    """
+
+    def __init__(
+        self, spark: SparkSession, params: Parameters, writer_id: str, last_ingested_at: int
+    ) -> None:
+        self._spark, self._params, self._writer_id = spark, params, writer_id
+        self._last_ingested_at = last_ingested_at
+        # Only what a report looks back on: a continuous job runs for months.
+        self.batches: deque[dict[str, int]] = deque(maxlen=100)
+        self.records = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Append one batch, unless the table has it."""
+        committed = transaction_version(self._spark, self._params.target, self._writer_id)
+        if committed is not None and committed >= batch_id:
+            return
+        now = utc_now() if self._params.now is None else parse_time(self._params.now)
+        # Rises with every batch even if the clock doesn't.
+        ingested_at = max((now - _EPOCH) // _MICROSECOND, self._last_ingested_at + 1)
+        observation = Observation()
+        bronze = bronze_rows(rows, ingested_at, self._params.derive).observe(
+            observation, F.count(F.lit(1)).alias("records")
+        )
+        append(bronze, self._params.target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
+        self._last_ingested_at = ingested_at
+        records = int(observation.get["records"])
+        self.batches.append({"batch_id": batch_id, "records": records})
+        self.records += records
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appender]:
+    """Make or check the table, claim the checkpoint and start the query.
+
+    Raises:
+        NotReady: no broker answers, or a topic isn't there.
+        WrongUse: the target is another table, or the checkpoint belongs to another query.
+    """
+    settings = client_settings(params.bootstrap_servers, params.consumer)
+    partitions = topic_partitions(spark, params.topics, settings)
+    _prepare_target(spark, params)
+    contract = {
+        "job": "change_data_capture",
+        "target": table_id(spark, params.target),
+        "topics": ",".join(sorted(params.topics)),
+    }
+    appender = Appender(
+        spark, params, claim(spark, params.checkpoint, contract), _last_ingested_at(spark, params.target)
+    )
+    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    reader = (
+        spark.readStream.format("kafka")
+        .options(**{f"kafka.{name}": value for name, value in settings.items()})
+        .option("subscribe", ",".join(params.topics))
+        .option("includeHeaders", True)
+        .option("failOnDataLoss", params.fail_on_data_loss)
+    )
+    if params.max_records_per_trigger is not None:
+        reader = reader.option("maxOffsetsPerTrigger", params.max_records_per_trigger)
+    if not has_progress(spark, params.checkpoint):
+        reader = reader.option("startingOffsets", json.dumps(_starting_offsets(spark, params, partitions)))
+    sink = reader.load().writeStream.foreachBatch(appender).option("checkpointLocation", params.checkpoint)
+    if params.trigger is None:
+        return sink.trigger(availableNow=True).start(), appender
+    return sink.trigger(processingTime=params.trigger).start(), appender
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report what was appended.
+
+    Raises:
+        JobFailed: records have expired, or the broker doesn't answer any more.
+    """
+    query, appender = start(spark, params)
+    await_end(query, appender, f"{','.join(params.topics)} at {params.bootstrap_servers}", SOURCE_FAILURES)
+    return {
+        "topics": params.topics,
+        "target": params.target,
+        "records": appender.records,
+        "batches": list(appender.batches),
+        "table_version": latest_version(spark, params.target),
+    }
+
+
+def _prepare_target(spark: SparkSession, params: Parameters) -> None:
+    """Make the bronze table, or check that the one there is such a table."""
+    own = ", ".join(f"{name} {type_}" for name, type_ in BRONZE_TYPES.items())
+    empty = spark.createDataFrame([], own)
+    derived = (F.expr(expression).alias(name) for name, expression in params.derive.items())
+    wants = dict(empty.select("*", *derived).dtypes)
+    if not table_exists(spark, params.target):
+        builder = DeltaTable.createIfNotExists(spark)
+        if is_path(params.target):
+            builder = builder.location(absolute(params.target))
+        else:
+            builder = builder.tableName(params.target)
+        for name, type_ in wants.items():
+            builder = builder.addColumn(name, type_)
+        for name, value in _PROPERTIES.items():
+            builder = builder.property(name, value)
+        builder.partitionedBy(*params.partition_by).execute()
+        return
+    has = dict(read_table(spark, params.target).dtypes)
+    if has != wants:
+        raise WrongUse(
+            f"the table '{params.target}' holds no such records: its columns are {', '.join(has)}; "
+            f"the job writes {', '.join(wants)}"
+        )
+
+
+def _last_ingested_at(spark: SparkSession, target: str) -> int:
+    newest = read_table(spark, target).agg(F.unix_micros(F.max("ingested_at")).alias("newest")).collect()[0]
+    return int(newest["newest"] or 0)
+
+
+def _starting_offsets(
+    spark: SparkSession, params: Parameters, partitions: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    """Return where a new checkpoint begins in each partition: behind what the table holds."""
+    rows = (
+        read_table(spark, params.target)
+        .where(F.col("topic").isin(params.topics))
+        .groupBy("topic", "partition")
+        .agg(F.max("offset").alias("offset"))
+        .collect()
+    )
+    held = {(row["topic"], row["partition"]): int(row["offset"]) + 1 for row in rows}
+    start = _STARTS[params.starting_offsets]
+    return {
+        topic: {str(partition): held.get((topic, partition), start) for partition in range(count)}
+        for topic, count in partitions.items()
+    }
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

@@ -1,0 +1,117 @@
+"""Keep silver within seconds of Kafka: topics flow into bronze, and dbt runs whenever bronze has something new.
+
+    python -m services.continuous --config conf/jobs/users_records.yml --select silver_users_flagged+
+
+One process and one Spark session, so that a change waits for no start. The bronze stream is the job
+python_jobs/ingestion/change_data_capture.py with its own parameters (``--config``); the models are those of the
+project in the working directory, with the profile's target. Interrupted or killed and started again, it goes on where
+it was: both halves repair themselves. It holds the lakehouse, so no demo or second runner gets in between.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dbt.cli.main import dbtRunner
+from jsonargparse import auto_cli
+from pyspark.sql import SparkSession
+
+from python_jobs.delta_streams import await_end
+from python_jobs.ingestion.change_data_capture import Parameters, start
+from python_jobs.job import JobFailed, WrongUse, parse_parameters
+from python_jobs.kafka_topics import SOURCE_FAILURES
+from python_jobs.session import spark_session
+from python_jobs.tables import latest_version
+from services.demo import DemoFailed, only_run
+
+DEFAULT_TRIGGER = "1 second"
+_LOOK_SECONDS = 0.2
+
+
+class Models:
+    """The dbt models of one selection; parsed once, run in this process' Spark session."""
+
+    def __init__(self, select: str, flags: tuple[str, ...] = ()) -> None:
+        """Parse the project.
+
+        Args:
+            select: dbt's node selection.
+            flags: further flags of every dbt call, such as ``--project-dir``.
+        """
+        self._select, self._flags = select, flags
+        parsed = dbtRunner().invoke(["--quiet", "parse", *flags])
+        if not parsed.success:
+            raise WrongUse(f"dbt can't parse the project: {parsed.exception}")
+        self._manifest: Any = parsed.result
+
+    def run(self) -> None:
+        """Run the models once.
+
+        Raises:
+            JobFailed: one failed; the tables keep their last good version.
+        """
+        done = dbtRunner(manifest=self._manifest).invoke(
+            ["--quiet", "run", "--select", self._select, *self._flags]
+        )
+        if not done.success:
+            raise JobFailed(
+                f"dbt run --select {self._select} failed; the tables keep their last good version"
+            )
+
+
+def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
+    """Run the stream and, after each of its commits, the models, until interrupted.
+
+    Raises:
+        JobFailed: the stream or a model failed.
+    """
+    query, appender = start(spark, dataclasses.replace(params, trigger=params.trigger or DEFAULT_TRIGGER))
+    built = -1
+    try:
+        while query.isActive:
+            version = latest_version(spark, params.target)
+            if version == built:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            begun = time.monotonic()
+            models.run()
+            built = version
+            seconds = round(time.monotonic() - begun, 2)
+            print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
+    finally:
+        query.stop()
+    await_end(query, appender, ",".join(params.topics), SOURCE_FAILURES)
+
+
+def main(config: str, select: str) -> int:
+    """Follow Kafka topics into silver until interrupted.
+
+    Args:
+        config: YAML file with the parameters of python_jobs/ingestion/change_data_capture.py.
+        select: dbt models to run after each commit to bronze.
+
+    Returns:
+        The exit code.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        params, _ = parse_parameters(Parameters, ["--config", config])
+        with only_run(Path(os.environ["LAKEHOUSE_ROOT"])):
+            follow(spark_session("continuous"), params, Models(select))
+    except KeyboardInterrupt:
+        return 0
+    except (JobFailed, DemoFailed) as failure:
+        print(failure, file=sys.stderr)
+        return failure.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(auto_cli(main, as_positional=False))

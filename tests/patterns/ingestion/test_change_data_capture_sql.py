@@ -1,0 +1,313 @@
+"""Change Data Capture in SQL: Debezium's records become typed changes, current state and history."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from dbt_common.exceptions import DbtRuntimeError
+from pyspark.sql import DataFrame
+
+from python_jobs.ingestion.change_data_capture import BRONZE_TYPES
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippets
+
+PAGE = "docs/ingestion.md"
+SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in BRONZE_TYPES.items())
+COLUMNS = {
+    "id": "bigint",
+    "name": "string",
+    "amount": "decimal(10,2)",
+    "seen_at": "timestamp",
+    "born": "date",
+    "tags": "array<int>",
+    "raw": "binary",
+}
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def time(seconds: int) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+def row(id_: Any, **values: Any) -> dict[str, Any]:
+    return {"id": id_, "name": None, **values}
+
+
+def envelope(
+    op: str | None,
+    lsn: int | None,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+    **more: Any,
+) -> str:
+    """Return an envelope as Debezium writes it; the change was committed ``lsn`` seconds after START."""
+    source = {"db": "shop", "lsn": lsn, "ts_us": None if lsn is None else int(time(lsn).timestamp() * 1e6)}
+    return json.dumps({"before": before, "after": after, "source": source, "op": op} | more)
+
+
+class Records:
+    """The bronze rows of one topic, batch by batch."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark, self.offset, self.batch = spark, 0, 0
+
+    def frame(self, *payloads: str | None, key: str | None = None) -> DataFrame:
+        """Return the next batch of records."""
+        self.batch += 1
+        rows = []
+        for payload in payloads:
+            rows.append(
+                (payload, key, "shop.public.users", 0, self.offset, START, None, time(1000 + self.batch))
+            )
+            self.offset += 1
+        return self.spark.createDataFrame(rows, SCHEMA)
+
+
+@pytest.fixture
+def records(spark):
+    return Records(spark)
+
+
+def flagged(spark, render, frame: DataFrame, columns: Any = COLUMNS, key: Any = "id") -> DataFrame:
+    frame.createOrReplaceTempView("records")
+    return spark.sql(render("change_data_capture_flags", relation="records", columns=columns, key=key))
+
+
+def test_every_operation_becomes_a_typed_change(spark, render, records, ansi_modes):
+    full = row(
+        1,
+        name="ann",
+        amount="12.50",
+        seen_at=1_767_225_600_123_456,
+        born=20_454,
+        tags=[1, 2],
+        raw="YWJj",
+        extra=7,
+    )
+    frame = records.frame(
+        envelope("r", 1, after=full, transaction=None, unknown_field={"x": [1]}),
+        envelope("c", 2, after=row(2, seen_at="2026-01-01T00:00:00.5Z", born="2026-01-02"),
+                 transaction={"id": "736:2", "total_order": 3, "data_collection_order": 1}),
+        envelope("u", 3, before=full, after=full | {"name": "bea"}),
+        envelope("d", 4, before=row(1)),
+        None,
+        envelope("t", 5),
+        json.dumps({"op": "m", "message": {"prefix": "p"}}),
+    )  # fmt: skip
+    changes = flagged(spark, render, frame)
+    assert changes.where("error_class is not null").count() == 0
+    seen = START + dt.timedelta(microseconds=123_456)
+    typed = (Decimal("12.50"), seen, dt.date(2026, 1, 1), [1, 2], bytearray(b"abc"))
+    empty = (None, None, None, None, None)
+    half = (None, START + dt.timedelta(milliseconds=500), dt.date(2026, 1, 2), None, None)
+    assert_rows(
+        changes.drop("record", "ingested_at", "error_class", "error_message"),
+        [
+            (1, "ann", *typed, "r", 1, None, None, time(1), False),
+            (2, None, *half, "c", 2, "736:2", 3, time(2), False),
+            (1, "bea", *typed, "u", 3, None, None, time(3), False),
+            (1, None, *empty, "d", 4, None, None, time(4), True),
+            (None, None, *empty, None, None, None, None, None, None),
+            (None, None, *empty, "t", 5, None, None, time(5), False),
+            (None, None, *empty, "m", None, None, None, None, False),
+        ],
+    )
+
+
+def test_what_is_no_change_is_rejected_with_its_reason(spark, render, records, ansi_modes):
+    left_out = "__debezium_unavailable_value"
+    frame = records.frame(
+        "{broken",
+        "[]",
+        '{"id": 1}',
+        envelope("x", 1, after=row(1)),
+        envelope("c", 2),
+        envelope("u", None, after=row(1)),
+        envelope("c", 4, after=row(None)),
+        envelope("c", 5, after=row("seven")),
+        envelope("c", 6, after=row(1, amount="1.005")),
+        envelope("c", 7, after=row(1, amount="123456789.00", seen_at="soon")),
+        envelope("u", 8, after=row(1, name=left_out)),
+        envelope("d", 9),
+        envelope("c", 10, after=row(3_000_000_000)),
+    )
+    rejected = flagged(spark, render, frame)
+    assert_rows(
+        rejected.select("record.offset", "error_class", "error_message"),
+        [
+            (0, "MALFORMED_ENVELOPE", "the payload is no JSON object with op"),
+            (1, "MALFORMED_ENVELOPE", "the payload is no JSON object with op"),
+            (2, "MALFORMED_ENVELOPE", "the payload is no JSON object with op"),
+            (3, "UNKNOWN_OPERATION", "op is 'x'; known are c, r, u, d, t, m"),
+            (4, "MALFORMED_ENVELOPE", "op c without after"),
+            (5, "MALFORMED_ENVELOPE", "source.lsn or its time is missing"),
+            (6, "NULL_KEY", "the key is missing"),
+            (7, "INVALID_VALUE", "no value of the type in id (bigint)"),
+            (8, "INVALID_VALUE", "no value of the type in amount (decimal(10,2))"),
+            (9, "INVALID_VALUE", "no value of the type in amount (decimal(10,2)), seen_at (timestamp)"),
+            (10, "UNAVAILABLE_VALUE", "PostgreSQL left out the unchanged name; set REPLICA IDENTITY FULL"),
+            (11, "NULL_KEY", "the key is missing"),
+            (12, None, None),
+        ],
+    )
+    narrow = flagged(spark, render, frame.where("offset = 12"), {"id": "int"})
+    assert_rows(
+        narrow.select("error_class", "error_message"),
+        [("INVALID_VALUE", "no value of the type in id (int)")],
+    )
+
+
+def test_schemas_sent_along_keys_and_full_identities_are_understood(spark, render, records, ansi_modes):
+    left_out = "__debezium_unavailable_value"
+    wrapped = json.dumps(
+        {"schema": {"type": "struct"}, "payload": json.loads(envelope("c", 1, after=row(1, name="a")))}
+    )
+    frame = records.frame(
+        wrapped, envelope("u", 2, before=row(1, name="long"), after=row(1, name=left_out))
+    ).union(records.frame(envelope("d", 3), key='{"id": 8}')).union(
+        records.frame(envelope("d", 4), key='{"schema": {}, "payload": {"id": 9}}')
+    )  # fmt: skip
+    found = flagged(spark, render, frame, {"id": "bigint", "label": {"type": "string", "from": "name"}})
+    assert_rows(
+        found.select("id", "label", "op", "error_class"),
+        [(1, "a", "c", None), (1, "long", "u", None), (8, None, "d", None), (9, None, "d", None)],
+    )
+    millis = flagged(
+        spark, render, records.frame(envelope("c", 1, after=row(1, seen_at=1_767_225_600_123))),
+        {"id": "bigint", "seen_at": {"type": "timestamp", "unit": "milliseconds"}},
+    )  # fmt: skip
+    assert_rows(millis.select("seen_at"), [(START + dt.timedelta(milliseconds=123),)])
+
+
+@pytest.mark.parametrize(
+    ("columns", "key", "sentence"),
+    [
+        ({}, "id", "columns must map the names of the columns to their types, got {}"),
+        ({"id": "int"}, "no", "key names 'no', which is none of the columns id"),
+        ({"id": "int"}, [], "key must name the columns of the primary key"),
+        ({"id": "int", "op": "string"}, "id", "'op' is a column of a change itself"),
+        ({"id": {"kind": "int"}}, "id", "column 'id' has no option 'kind'; allowed: type, from, unit"),
+        (
+            {"id": {"type": "timestamp", "unit": "days"}},
+            "id",
+            "must be one of microseconds, milliseconds, got 'days'",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(render, columns, key, sentence):
+    with pytest.raises(DbtRuntimeError, match=sentence):
+        render("change_data_capture_flags", relation="records", columns=columns, key=key)
+
+
+# --- the models of the page -----------------------------------------------------------------------------
+
+MODELS = ("users_flagged", "users_changes", "users_dead_letter", "users_current", "users_history")
+
+
+@pytest.fixture(scope="module")
+def project(make_project):
+    test = "tests/patterns/ingestion/test_change_data_capture_sql.py::test_the_models_of_the_page"
+    files = {f"models/{name}.sql": text for name, text in zip(MODELS, snippets(PAGE, test), strict=True)}
+    files["models/sources.yml"] = (
+        'version: 2\nsources:\n  - name: raw\n    schema: "{{ target.schema }}"\n'
+        "    tables: [{name: users_records}]\n"
+    )
+    return make_project(files)
+
+
+@pytest.fixture
+def feed(project, spark):
+    """Return a function that appends a batch of records and builds the models; tables begin empty."""
+    for name in ("users_records", *MODELS[1:]):
+        spark.sql(f"drop table if exists {project.schema}.{name}")
+    source = Records(spark)
+
+    def build(*payloads: str | None, models: tuple[str, ...] = MODELS) -> None:
+        frame = source.frame(*payloads)
+        frame.write.format("delta").mode("append").saveAsTable(f"{project.schema}.users_records")
+        project.run("run", "--select", *models)
+
+    return build
+
+
+def test_the_models_of_the_page(project, feed):
+    """Snapshot, insert, update, key change, deletion, truncate, tombstone, message, rejects, redelivery."""
+    changed = envelope("u", 12, after=row(1, name="bea"))
+    feed(
+        envelope("r", 10, after=row(1, name="ann")),
+        envelope("r", 10, after=row(2, name="bob")),
+        envelope("c", 11, after=row(3, name="cid")),
+        changed,
+        envelope("d", 13, before=row(2)), None,
+        "{broken",
+    )  # fmt: skip
+    assert_rows(
+        project.table("users_current").select("id", "name", "lsn", "is_deleted"),
+        [(1, "bea", 12, False), (2, None, 13, True), (3, "cid", 11, False)],
+    )
+    # The connector comes back and sends again; then a key changes, and everything is truncated but one row follows.
+    feed(
+        changed,
+        envelope("d", 14, before=row(3)), None, envelope("c", 14, after=row(4, name="cid")),
+        envelope("t", 15),
+        envelope("c", 16, after=row(5, name="eve")),
+        json.dumps({"op": "m", "message": {}}),
+    )  # fmt: skip
+    assert_rows(
+        project.table("users_changes").select("id", "op", "lsn", "is_deleted"),
+        [
+            (1, "r", 10, False), (2, "r", 10, False), (3, "c", 11, False), (1, "u", 12, False), (2, "d", 13, True),
+            (3, "d", 14, True), (4, "c", 14, False),
+            (1, "t", 15, True), (4, "t", 15, True),
+            (5, "c", 16, False),
+        ],
+    )  # fmt: skip
+    assert_rows(
+        project.table("users_current").where("not is_deleted").select("id", "name", "lsn"), [(5, "eve", 16)]
+    )
+    assert_rows(
+        project.table("users_history").select("id", "name", "effective_from", "effective_to", "is_current"),
+        [
+            (1, "ann", time(10), time(12), False), (1, "bea", time(12), time(15), False),
+            (2, "bob", time(10), time(13), False),
+            (3, "cid", time(11), time(14), False),
+            (4, "cid", time(14), time(15), False),
+            (5, "eve", time(16), None, True),
+        ],
+    )  # fmt: skip
+    assert_rows(
+        project.table("users_dead_letter").select("payload", "error_class"),
+        [("{broken", "MALFORMED_ENVELOPE")],
+    )
+    own = {"record", "before", "after", "source", "op", "transaction_id", "error_class"}
+    assert not own & set(project.table("users_current").columns)
+
+    versions = [len(project.history(name)) for name in ("users_changes", "users_current", "users_history")]
+    project.run("run", "--select", "users_changes")
+    assert_rows(project.table("users_changes").groupBy("op").count(), [
+        ("r", 2), ("c", 3), ("u", 1), ("d", 2), ("t", 2)
+    ])  # fmt: skip
+    assert versions == [2, 2, 2]
+
+
+def test_a_truncate_of_an_empty_table_and_the_order_of_a_row_s_changes(project, feed):
+    models = ("users_flagged", "users_changes", "users_current")
+    feed(
+        envelope("t", 10),
+        envelope("u", 12, after=row(1, name="newer")),
+        envelope("c", 11, after=row(1, name="older")),
+        envelope("c", 12, after=row(2, name="gone")),
+        envelope("d", 13, before=row(2)),
+        models=models,
+    )
+    # What comes again after a deletion doesn't bring the row back.
+    feed(envelope("c", 12, after=row(2, name="gone")), models=models)
+    assert_rows(
+        project.table("users_current").select("id", "name", "lsn", "is_deleted"),
+        [(1, "newer", 12, False), (2, None, 13, True)],
+    )
+    assert project.table("users_changes").count() == 4
