@@ -22,7 +22,7 @@ from tools.findings import ROOT, report
 from tools.jinja_files import blocks, without_comments
 
 SQL_FOLDERS = ("macros", "models", "snapshots")
-PREFIXES = {layer: f"{layer}_" for layer in ("bronze", "silver", "gold", "observability")}
+PREFIXES = {layer: f"{layer}_" for layer in ("bronze", "silver", "gold", "observability", "staging")}
 PREFIXES["snapshots"] = "snapshot_"
 MEGABYTE = 1_000_000
 

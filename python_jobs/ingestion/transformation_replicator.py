@@ -14,9 +14,11 @@ they are written; CSV with a header, where every value is a text. A line that ca
 either: it stops the run or is left out and counted (``--on_malformed drop``).
 
 The target is replaced in one step, so that a rerun and a killed run leave a whole replica, and files left behind
-hold nothing but what may leave: the contract is applied while the source is read. A Delta target keeps no column
-statistics (its log would hold values). Once something is withheld, or leaves in another form, that older versions
-of the target hold, the target is vacuumed at once: nobody reads old versions, one run at a time.
+there hold nothing but what may leave: the contract is applied while the source is read. Spark's own scratch files
+hold statistics of the source's log; with ``spark.io.encryption.enabled`` nobody reads them after a kill. A Delta
+target keeps no column statistics (its log would hold values). Once something is withheld, or leaves in another
+form, that older versions of the target hold, the target is vacuumed at once: nobody reads old versions, one run at a
+time.
 
 Keys of keyed hashes (HMAC-SHA-256) are named by their environment variable, which must be set where tasks run;
 plans and logs hold only the name. Equal values get equal hashes in every table and run.
@@ -24,8 +26,8 @@ plans and logs hold only the name. Equal values get equal hashes in every table 
 Cost: one pass over the source, of the listed columns; two over text, the first to look for what isn't listed.
 About 5 seconds and a core per million keyed hashes.
 
-    spark-submit python_jobs/ingestion/transformation_replicator.py --source lakehouse/silver/silver_users \\
-        --target /staging/users --contract users.yml
+    spark-submit --conf spark.io.encryption.enabled=true python_jobs/ingestion/transformation_replicator.py \\
+        --source lakehouse/silver/silver_users --target /staging/users --contract users.yml
 
 Source: Data Engineering Design Patterns, chapter 2, Transformation Replicator.
 """
@@ -41,6 +43,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -300,7 +303,7 @@ def _one_sentence() -> Iterator[None]:
     """Say what a user can mend in one sentence; anything else keeps its trace."""
     try:
         yield
-    except PySparkException as failure:
+    except (PySparkException, Py4JJavaError) as failure:
         known = re.search(
             r"the environment variable \w+, which holds the key of a keyed_hash, is not set"
             r"|row function [\w.:]+ failed with [\w ]+",

@@ -268,7 +268,8 @@ def test_a_killed_run_leaves_the_old_replica_and_no_plain_text(replica: Replica,
     replica.write(replica.spark.createDataFrame(ROWS[:1] * 5, USERS))
     scratch = tmp_path / "scratch"
     argv = [
-        "spark-submit", "--conf", f"spark.local.dir={scratch}", str(JOB), "--source", str(replica.source),
+        "spark-submit", "--conf", f"spark.local.dir={scratch}", *snippet_settings(), str(JOB),
+        "--source", str(replica.source),
         "--target", str(replica.target), "--contract", str(replica.root / "users.yml"),
     ]  # fmt: skip
     state = run_and_kill(
@@ -279,6 +280,12 @@ def test_a_killed_run_leaves_the_old_replica_and_no_plain_text(replica: Replica,
     assert planted_in(replica.target, scratch) == []
     replica.replicate()
     assert replica.rows().count() == 5
+
+
+def snippet_settings() -> list[str]:
+    """Return the Spark settings of the page's command."""
+    _, command = snippets(PAGE, f"{THIS}test_the_contract_and_the_command_of_the_page")
+    return re.findall(r"--conf|spark\.[\w.]+=\S+", command)
 
 
 def _made(folder: Path) -> Path:
@@ -367,7 +374,7 @@ def test_pseudonyms_are_the_same_in_every_table_form_and_run(replica: Replica) -
     target = replica.root / "staging" / "visits"
     replica.replicate(format="json", source=str(visits), target=str(target), contract=str(contract))
     joined = replica.spark.read.json(str(target)).join(
-        replica.rows().distinct(), F.col("user_id") == F.col("id")
+        replica.rows().select("id").distinct(), F.col("user_id") == F.col("id")
     )
     assert {row.visit for row in joined.collect()} == {1}
 
@@ -526,7 +533,7 @@ def test_the_contract_and_the_command_of_the_page(
     replica.contract(contract.replace("USERS_PSEUDONYM_KEY", KEY_NAME))
     monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path / "lakehouse"))
     replica.source.rename(_made_parents(tmp_path / "lakehouse" / "silver" / "silver_users"))
-    words = os.path.expandvars(re.sub(r"\\\n", " ", command)).split()[2:]
+    words = os.path.expandvars(command[command.index("--source") :].replace("\\\n", " ")).split()
     monkeypatch.setattr(sys, "argv", [str(JOB), *words])
     with pytest.raises(SystemExit) as end:
         run_job(Parameters, run, [word.replace("/staging/users", str(replica.target)) for word in words])

@@ -1,0 +1,407 @@
+"""Passthrough Replicator, Kafka: copy a topic into another one, of this or another cluster, record for record.
+
+Problem: another environment needs exactly the records of a topic. A stream through Spark loses their timestamps,
+which its Kafka sink can't set, and writes records twice when it retries.
+
+Guarantee: every record arrives in the partition it came from, in the order of that partition, with its key, value
+(both may be NULL), headers and timestamp. The source's offsets are committed to the target's cluster in the
+transaction that holds the records, so that a program that was killed goes on where its records end; one that is
+still alive when its successor starts is fenced off. Readers with ``isolation.level=read_committed`` see each record
+once. Others may also see records of a transaction that was given up: the header ``replicated_from``, the last
+one, holds ``topic/partition/offset`` at the source and tells them apart.
+
+Not copied: offsets, which are the target's own, and records of transactions that the source gave up.
+
+The target topic must be there, with at least as many partitions, ``message.timestamp.type=CreateTime``, and no
+other writer. The position is kept as the offsets of the group ``passthrough_replicator.<source topic>`` under the
+target topic; Kafka forgets it after ``offsets.retention.minutes`` (7 days) of standstill, after which a start is
+refused instead of copying all again.
+
+Cost: one process, a consumer and a producer. A transaction takes up to ``--commit_seconds``, which is how far
+behind readers are.
+
+    python -m services.topic_replicator --source_topic events --source_bootstrap_servers kafka.production:9092 \\
+        --target_topic events --target_bootstrap_servers kafka.staging:9092
+
+Source: Data Engineering Design Patterns, chapter 2, Passthrough Replicator.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from python_jobs.kafka_topics import refuse_secrets
+
+_ANSWER_SECONDS = 30
+_POLL_SECONDS = 0.2
+_BROKER_AWAY_SECONDS = 60
+_BATCH = 1_000
+_TOPICS_SECONDS = 30
+_GROUP = "passthrough_replicator"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Copy a Kafka topic into another one, record for record."""
+
+    source_topic: str
+    """Topic to copy."""
+    source_bootstrap_servers: str
+    """Its cluster, host:port,…."""
+    target_topic: str
+    """Topic that becomes a replica; it must exist, and nobody else may write to it."""
+    target_bootstrap_servers: str
+    """Its cluster."""
+    source_settings: dict[str, str] = field(default_factory=dict)
+    """Settings of the source's client (librdkafka's names); a secret as ${env:NAME}."""
+    target_settings: dict[str, str] = field(default_factory=dict)
+    """Settings of the target's clients."""
+    until_end: bool = False
+    """Stop at the end that the source has at the start; by default go on until SIGTERM or SIGINT."""
+    position_header: str | None = "replicated_from"
+    """Header that holds topic/partition/offset of the source; null leaves the headers as they are."""
+    commit_seconds: float = 1.0
+    """How long a transaction stays open."""
+    fail_on_data_loss: bool = True
+    """Whether to stop when records that come next are gone from the source (expired, or the topic made anew)."""
+    start_over: bool = False
+    """Whether to copy from the first record though the target holds records and no position is known."""
+
+    def __post_init__(self) -> None:
+        refuse_secrets(self.source_settings)
+        refuse_secrets(self.target_settings)
+        if not 0 < self.commit_seconds <= 300:
+            raise WrongUse(f"commit_seconds must be above 0 and at most 300, got {self.commit_seconds}")
+        if (self.source_topic, self.source_bootstrap_servers) == (
+            self.target_topic,
+            self.target_bootstrap_servers,
+        ):
+            raise WrongUse(f"{self.source_topic} can't be its own replica")
+
+
+class Replicator:
+    """One run: the clients of both clusters and how far each partition is."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        """Look at both topics and find where to go on.
+
+        Raises:
+            NotReady: no broker answers, or a topic isn't there.
+            WrongUse: the target can't be a replica.
+            DataRefused: records that come next are gone, or the target holds records of unknown origin.
+        """
+        self.parameters = parameters
+        name = f"{_GROUP}.{parameters.source_topic}"
+        source = _client(parameters.source_bootstrap_servers, parameters.source_settings)
+        target = _client(parameters.target_bootstrap_servers, parameters.target_settings)
+        self._partitions = _partitions(source, parameters.source_topic)
+        self._check_target(target, _partitions(target, parameters.target_topic))
+
+        self._consumer = Consumer(
+            source
+            | {
+                "group.id": name,
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error" if parameters.fail_on_data_loss else "earliest",
+                "enable.partition.eof": True,
+            }
+        )
+        self._producer = Producer(
+            target
+            | {
+                "transactional.id": f"{name}.{parameters.target_topic}",
+                "transaction.timeout.ms": int((parameters.commit_seconds + _BROKER_AWAY_SECONDS) * 1000),
+                "linger.ms": 5,
+                # The target topic's max.message.bytes decides, not the client.
+                "message.max.bytes": 100_000_000,
+            }
+        )
+        # It reads and names the position that is committed with the records.
+        self._positions = Consumer(
+            target
+            | {
+                "group.id": name,
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            }
+        )
+        self._failure: KafkaError | None = None
+        self._open = False
+        self._records = 0
+        self._bytes = 0
+        with _one_sentence(parameters):
+            # Fences a predecessor off and ends its transaction, so that the position read next is final.
+            self._producer.init_transactions(_ANSWER_SECONDS)
+            self._next = self._start()
+
+    def run(self, stopped: threading.Event) -> dict[str, Any]:
+        """Copy until ``stopped`` is set, or until the end; return the numbers."""
+        topic = self.parameters.source_topic
+        with _one_sentence(self.parameters):
+            pending = (
+                self._ends() if self.parameters.until_end else dict.fromkeys(range(self._partitions), None)
+            )
+            self._consumer.assign([TopicPartition(topic, p, offset) for p, offset in self._next.items()])
+            committed_at = looked_at = time.monotonic()
+            while pending and not stopped.is_set():
+                messages = self._consumer.consume(_BATCH, _POLL_SECONDS)
+                for message in messages:
+                    partition = message.partition()
+                    assert partition is not None
+                    if is_record := self._is_record(message):
+                        self._forward(message, partition)
+                    end = pending.get(partition)
+                    if end is not None and (not is_record or self._next[partition] >= end):
+                        del pending[partition]
+                self._producer.poll(0)
+                now = time.monotonic()
+                if self._open and (not messages or now - committed_at >= self.parameters.commit_seconds):
+                    self._commit()
+                    committed_at = now
+                if now - looked_at >= _TOPICS_SECONDS:
+                    self._refuse_more_partitions()
+                    looked_at = now
+            if self._open:
+                self._commit()
+        return {"records": self._records, "bytes": self._bytes, "next_offsets": self._next}
+
+    def close(self) -> None:
+        """Give an open transaction up and leave both clusters."""
+        if self._open:
+            with suppress(KafkaException):
+                self._producer.abort_transaction(_POLL_SECONDS)
+        self._consumer.close()
+        self._positions.close()
+
+    def _check_target(self, client: Mapping[str, Any], partitions: int) -> None:
+        topic = self.parameters.target_topic
+        if partitions < self._partitions:
+            raise WrongUse(
+                f"target topic {topic} has {partitions} partitions, source topic {self.parameters.source_topic} "
+                f"has {self._partitions}: each record keeps its partition, so add the missing ones"
+            )
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        admin = AdminClient(dict(client))  # kept by name: its answers die with it
+        settings = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
+        if (kind := settings["message.timestamp.type"].value) != "CreateTime":
+            raise WrongUse(
+                f"target topic {topic} has message.timestamp.type={kind}, which replaces the records' "
+                "timestamps: set it to CreateTime"
+            )
+
+    def _start(self) -> dict[int, int]:
+        """Return the offset that each partition goes on with."""
+        topic, target = self.parameters.source_topic, self.parameters.target_topic
+        asked = [TopicPartition(target, p) for p in range(self._partitions)]
+        known = {p.partition: p.offset for p in self._positions.committed(asked, _ANSWER_SECONDS)}
+        start = {}
+        for partition, position in known.items():
+            low, high = self._consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), _ANSWER_SECONDS
+            )
+            if position == OFFSET_INVALID:
+                if self._has_records(TopicPartition(target, partition)) and not self.parameters.start_over:
+                    raise DataRefused(
+                        f"target {target}/{partition} holds records and no position is known (forgotten after a "
+                        "standstill, or another writer): copy all again with start_over, or take an empty topic"
+                    )
+                start[partition] = low
+            elif low <= position <= high:
+                start[partition] = position
+            elif self.parameters.fail_on_data_loss:
+                raise DataRefused(_lost(f"{topic}/{partition} from offset {position} on"))
+            else:
+                start[partition] = low
+        return start
+
+    def _has_records(self, partition: TopicPartition) -> bool:
+        """Return whether a partition of the target holds a record of a transaction that wasn't given up."""
+        partition.offset = OFFSET_BEGINNING
+        self._positions.assign([partition])
+        message = self._positions.poll(_ANSWER_SECONDS)
+        self._positions.unassign()
+        if message is None:
+            raise NotReady(
+                f"{partition.topic}/{partition.partition} could not be read within {_ANSWER_SECONDS} s"
+            )
+        return message.error() is None
+
+    def _ends(self) -> dict[int, int | None]:
+        """Return the present end of each partition that isn't there yet."""
+        ends: dict[int, int | None] = {}
+        for partition, position in self._next.items():
+            topic_partition = TopicPartition(self.parameters.source_topic, partition)
+            _, high = self._consumer.get_watermark_offsets(topic_partition, _ANSWER_SECONDS)
+            if position < high:
+                ends[partition] = high
+        return ends
+
+    def _is_record(self, message: Message) -> bool:
+        error = message.error()
+        if error is None:
+            return True
+        if error.code() == KafkaError._PARTITION_EOF:
+            return False
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            print("DEBUG", error.str(), message.offset(), self._next)
+            raise DataRefused(_lost(f"{message.topic()}/{message.partition()}"))
+        raise KafkaException(error)
+
+    def _forward(self, message: Message, partition: int) -> None:
+        if not self._open:
+            self._producer.begin_transaction()
+            self._open = True
+        offset = message.offset()
+        assert offset is not None
+        headers: list[Any] = list(message.headers() or [])
+        if self.parameters.position_header is not None:
+            headers.append(
+                (self.parameters.position_header, f"{message.topic()}/{partition}/{offset}".encode())
+            )
+        while True:
+            try:
+                self._producer.produce(
+                    self.parameters.target_topic,
+                    message.value(),
+                    message.key(),
+                    partition,
+                    self._delivered,
+                    timestamp=message.timestamp()[1],
+                    headers=headers,
+                )
+                break
+            except BufferError:  # the queue is full: wait for deliveries
+                self._producer.poll(_POLL_SECONDS)
+        self._next[partition] = offset + 1
+        self._records += 1
+        self._bytes += len(message.value() or b"") + len(message.key() or b"")
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        self._failure = self._failure or error
+
+    def _commit(self) -> None:
+        """Commit the records and the position behind them."""
+        self._producer.send_offsets_to_transaction(
+            [TopicPartition(self.parameters.target_topic, p, offset) for p, offset in self._next.items()],
+            self._positions.consumer_group_metadata(),
+            _ANSWER_SECONDS,
+        )
+        self._producer.commit_transaction()
+        if self._failure is not None:
+            raise KafkaException(self._failure)
+        self._open = False
+
+    def _refuse_more_partitions(self) -> None:
+        topic = self.parameters.source_topic
+        with suppress(KafkaException):  # a broker that is down is the clients' business
+            found = len(self._consumer.list_topics(topic, _ANSWER_SECONDS).topics[topic].partitions)
+            if found > self._partitions:
+                raise JobFailed(
+                    f"source topic {topic} has {found} partitions by now, {self._partitions} are replicated: "
+                    "give the target as many and run again, nothing is lost"
+                )
+
+
+def run(parameters: Parameters) -> dict[str, Any]:
+    """Replicate until SIGTERM or SIGINT, or until the end."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    replicator = Replicator(parameters)
+    try:
+        return replicator.run(stopped)
+    finally:
+        replicator.close()
+
+
+def _client(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of one client, with secrets looked up."""
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise WrongUse(f"the environment variable {match[1]} that a Kafka setting names isn't set")
+        return os.environ[match[1]]
+
+    resolved = {name: re.sub(r"\$\{env:(\w+)\}", variable, value) for name, value in settings.items()}
+    # librdkafka prints what it also reports to us.
+    return {"bootstrap.servers": bootstrap_servers, "log_level": 0} | resolved
+
+
+def _partitions(client: Mapping[str, Any], topic: str) -> int:
+    """Return the number of a topic's partitions.
+
+    Raises:
+        NotReady: no broker answers, or there is no such topic.
+        JobFailed: the broker refuses us.
+    """
+    errors: list[str] = []
+    servers = client["bootstrap.servers"]
+    try:
+        admin = AdminClient(dict(client) | {"error_cb": lambda error: errors.append(error.name())})
+        topics = admin.list_topics(timeout=_ANSWER_SECONDS / 3).topics
+    except KafkaException as failure:
+        protocol = client.get("security.protocol", "plaintext")
+        for sign, sentence in {"_SSL": "TLS", "_AUTHENTICATION": "the user or the password"}.items():
+            if sign in errors:
+                raise JobFailed(f"the Kafka broker at {servers} refused {sentence}") from None
+        if failure.args[0].code() == KafkaError._INVALID_ARG:
+            raise WrongUse(f"a Kafka setting for {servers} is wrong: {failure.args[0].str()}") from None
+        raise NotReady(f"no Kafka broker answers at {servers} by {protocol}") from None
+    if topic not in topics:
+        raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
+    return len(topics[topic].partitions)
+
+
+def _lost(where: str) -> str:
+    return (
+        f"records of {where} are gone (expired, or the topic was made anew): go on without them with "
+        "--fail_on_data_loss false"
+    )
+
+
+@contextmanager
+def _one_sentence(parameters: Parameters) -> Iterator[None]:
+    """Say what ended the replication; everything up to the last committed transaction is replicated."""
+    try:
+        yield
+    except KafkaException as failure:
+        error = failure.args[0]
+        if error.code() in (
+            KafkaError._FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+            KafkaError.PRODUCER_FENCED,
+        ):
+            raise JobFailed(
+                f"another replicator from {parameters.source_topic} to {parameters.target_topic} took over"
+            ) from None
+        raise JobFailed(
+            f"replication from {parameters.source_topic} to {parameters.target_topic} ended "
+            f"({error.name()}: {error.str()}): run again, it goes on where its last transaction ended"
+        ) from None
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)
