@@ -105,15 +105,18 @@ def test_bullets_are_counted_in_their_section_only() -> None:
 ## Two words  (Chapter 1)
 **Mechanics.**
 - no
-**Testable behaviours.**
+**Testable behaviours** (of two).
 - a
   - of a
 - b
 
 **Natural home.** x
 - no
+## One line
+**Testable behaviours.** a; b → c; d.
 """
     assert count_bullets(text, "two-words") == 2
+    assert count_bullets(text, "one-line") == 3
 
 
 def anchor_of(heading: str) -> str:
@@ -122,9 +125,13 @@ def anchor_of(heading: str) -> str:
 
 
 def count_bullets(specification: str, section: str) -> int:
-    """Return how many bullets stand under "Testable behaviours" in a section of a specification file."""
+    """Return how many bullets stand under "Testable behaviours" in a section of a specification file.
+
+    Where they are one line, its parts between semicolons are the bullets.
+    """
     (text,) = [
         s for a, s in sections_of(specification).items() if a == section or a.startswith(f"{section}-")
     ]
-    _, behaviours = text.split("**Testable behaviours.**")
-    return len(re.findall(r"^- ", behaviours.split("\n**")[0], flags=re.MULTILINE))
+    _, behaviours = re.split(r"\*\*Testable behaviours\.?\*\*", text)
+    listed = behaviours.split("\n**")[0]
+    return len(re.findall(r"^- ", listed, flags=re.MULTILINE)) or len(listed.split(";"))

@@ -1,1 +1,1 @@
-"""Error management: records that can't be processed, and rows that a filter rejects."""
+"""Error management: records that can't be processed, rows that a filter rejects, and calls that fail."""

@@ -34,6 +34,7 @@ Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ from python_jobs.delta_streams import (
     table_id,
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
-from python_jobs.error_management.transient_errors import retried
+from python_jobs.error_management.retryable import Retrier, RetryPolicy
 from python_jobs.intervals import parse_time
 from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
 from python_jobs.tables import delta_table, latest_version, table_exists
@@ -226,6 +227,8 @@ class BatchWriter(BatchFunction):
         self.params = params
         self.parse = parse
         self.writer_id = writer_id
+        # A large batch's write may take any time; its transaction id makes it idempotent.
+        self._retrier = Retrier(RetryPolicy(attempts=params.sink_attempts, total_seconds=math.inf))
         # Only what the report and the bad-share check look back on: a continuous job runs for months.
         self.accounts: deque[BatchAccount] = deque(maxlen=100)
         self.read = self.dead = 0
@@ -251,8 +254,9 @@ class BatchWriter(BatchFunction):
             now = params.now or utc_now().isoformat()
             dead = dead_letters(parsed, record_columns, batch_id, params.job_name, params.job_version, now)
             dead = dead.coalesce(1)  # numbering them spread few rows over many files
-            retried(lambda: append(dead, params.dead_letter, options), params.sink_attempts)
-        retried(lambda: append(valid_records(parsed), params.target, options), params.sink_attempts)
+            self._retrier.call(lambda _: append(dead, params.dead_letter, options), idempotent=True)
+        valid = valid_records(parsed)
+        self._retrier.call(lambda _: append(valid, params.target, options), idempotent=True)
         self.accounts.append(account)
         self.read += account.read
         self.dead += account.dead

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +17,13 @@ import pytest
 import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tenacity import wait_none
 
 from python_jobs.delta_streams import append
 from python_jobs.error_management import dead_letter as job
-from python_jobs.error_management import dead_letter_replay, transient_errors
+from python_jobs.error_management import dead_letter_replay
 from python_jobs.error_management.dead_letter import BatchAccount, Parameters
 from python_jobs.error_management.json_records import load_schema, parse_records
+from python_jobs.error_management.retryable import RetryPolicy
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters, run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
@@ -324,7 +325,7 @@ class FailingSink:
 def test_transient_failures_of_the_sink_are_retried_and_never_dead_lettered(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transient_errors, "wait_exponential", lambda **_: wait_none())
+    monkeypatch.setattr(job, "RetryPolicy", partial(RetryPolicy, base_seconds=0))
     sink = FailingSink(stream.path("main"), ConnectionError("the store is away"), times=2)
     monkeypatch.setattr(job, "append", sink)
     stream.append(VALID)
@@ -332,28 +333,6 @@ def test_transient_failures_of_the_sink_are_retried_and_never_dead_lettered(
     assert (report["valid"], report["dead"], sink.calls) == (1, 0, 3)
     assert stream.table("main").count() == 1
     assert stream.table("dead").count() == 0
-
-
-def test_permanent_failures_are_tried_once_and_transient_ones_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transient_errors, "wait_exponential", lambda **_: wait_none())
-    for error, tries in [
-        (PermissionError("read-only"), 1),
-        (ValueError("another schema"), 1),
-        (RuntimeError("java.io.IOException: Permission denied"), 1),
-        (RuntimeError("java.io.IOException: connection reset"), 3),
-        (TimeoutError("slow"), 3),
-    ]:
-        calls = []
-
-        def write(error: Exception = error, calls: list[int] = calls) -> None:
-            calls.append(1)
-            raise error
-
-        with pytest.raises(type(error)):
-            transient_errors.retried(write, attempts=3)
-        assert len(calls) == tries, error
 
 
 @pytest.mark.parametrize("failing", ["dead", "main"])

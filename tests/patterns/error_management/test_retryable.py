@@ -1,0 +1,331 @@
+"""Retryable Operations: clock, sleep and random numbers are the test's, so nothing waits."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import requests
+
+from python_jobs.error_management.retryable import (
+    Failure,
+    RateLimited,
+    Retrier,
+    RetryBudgetExhausted,
+    RetryPolicy,
+    RetryTokens,
+    classify,
+    retry_after,
+)
+from python_jobs.job import DataRefused, WrongUse
+from tests.support.snippets import snippet
+
+PAGE = "docs/error_management.md"
+HERE = "tests/patterns/error_management/test_retryable.py"
+
+
+class Time:
+    """A clock that only moves when somebody sleeps or works."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.sleeps: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+
+
+class Operation:
+    """Fails with ``errors``, one a call, the last one for ever if ``always``; each call takes its timeout."""
+
+    def __init__(self, time: Time, *errors: BaseException, always: bool = False, takes: float = 0) -> None:
+        self.time, self.errors, self.always, self.takes = time, list(errors), always, takes
+        self.timeouts: list[float] = []
+
+    def __call__(self, timeout: float) -> str:
+        self.timeouts.append(timeout)
+        self.time.now += min(self.takes, timeout)
+        if self.errors:
+            raise self.errors[0] if self.always and len(self.errors) == 1 else self.errors.pop(0)
+        return "result"
+
+    @property
+    def calls(self) -> int:
+        return len(self.timeouts)
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+def retrier(time: Time, draw: Callable[[float, float], float] = max, **policy: Any) -> Retrier:
+    return Retrier(RetryPolicy(**policy), clock=time.clock, sleep=time.sleep, draw=draw)
+
+
+def test_an_operation_that_heals_is_retried_with_growing_jittered_pauses(time: Time) -> None:
+    operation = Operation(time, TimeoutError(), TimeoutError())
+    by_chance = Retrier(RetryPolicy(jitter="tenth"), clock=time.clock, sleep=time.sleep)
+    assert by_chance.call(operation, idempotent=True) == "result"
+    assert operation.calls == 3
+    first, second = time.sleeps
+    assert 0.9 <= first <= 1.1
+    assert 1.8 <= second <= 2.2
+
+
+def test_pauses_of_many_callers_spread_over_the_whole_interval() -> None:
+    firsts = []
+    for _ in range(200):
+        time = Time()
+        caller = Retrier(RetryPolicy(), clock=time.clock, sleep=time.sleep)
+        caller.call(Operation(time, TimeoutError()), idempotent=True)
+        firsts += time.sleeps
+    assert min(firsts) < 0.2
+    assert max(firsts) > 0.8
+    assert all(0 <= pause <= 1 for pause in firsts)
+
+
+def test_the_last_try_raises_the_original_error_and_sleeps_no_more(time: Time) -> None:
+    error = TimeoutError("the store is slow")
+    operation = Operation(time, error, always=True)
+    with pytest.raises(TimeoutError) as raised:
+        retrier(time, attempts=5).call(operation, idempotent=True)
+    assert raised.value is error
+    assert operation.calls == 5
+    assert time.sleeps == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("error", [PermissionError("login"), ValueError("schema"), DataRefused("rule")])
+def test_permanent_errors_are_raised_at_once(time: Time, error: Exception) -> None:
+    operation = Operation(time, error, always=True)
+    with pytest.raises(type(error)):
+        retrier(time).call(operation, idempotent=True)
+    assert (operation.calls, time.sleeps) == (1, [])
+
+
+class Outage(ConnectionResetError):
+    """A subclass of what is retried."""
+
+
+class Novelty(Exception):
+    """A class nobody has heard of."""
+
+
+@pytest.mark.parametrize(("error", "calls"), [(Outage(), 2), (Novelty(), 1)])
+def test_subclasses_of_retryable_errors_are_retried_and_unknown_errors_are_not(
+    time: Time, error: Exception, calls: int
+) -> None:
+    operation = Operation(time, error)
+    if calls == 2:
+        assert retrier(time).call(operation, idempotent=True) == "result"
+    else:
+        with pytest.raises(Novelty):
+            retrier(time).call(operation, idempotent=True)
+    assert operation.calls == calls
+
+
+@pytest.mark.parametrize(("error", "calls"), [(TimeoutError(), 1), (ConnectionRefusedError(), 2)])
+def test_what_may_have_happened_is_not_repeated_unless_it_is_idempotent(
+    time: Time, error: Exception, calls: int
+) -> None:
+    operation = Operation(time, error)
+    if calls == 2:
+        retrier(time).call(operation, idempotent=False)
+    else:
+        with pytest.raises(TimeoutError):
+            retrier(time).call(operation, idempotent=False)
+    assert operation.calls == calls
+
+
+@pytest.mark.parametrize("jitter", ["full", "tenth"])
+def test_no_pause_passes_the_cap(time: Time, jitter: str) -> None:
+    with pytest.raises(TimeoutError):
+        retrier(time, attempts=11, jitter=jitter, total_seconds=10_000).call(
+            Operation(time, TimeoutError(), always=True), idempotent=True
+        )
+    assert len(time.sleeps) == 10
+    assert time.sleeps[-1] == 60
+    assert RetryPolicy().pauses(5000) == (0, 60), "no overflow either"
+
+
+def test_the_total_time_shrinks_the_last_timeout_and_ends_with_an_error_of_its_own(time: Time) -> None:
+    operation = Operation(time, TimeoutError("slow"), always=True, takes=math.inf)
+    with pytest.raises(
+        RetryBudgetExhausted, match=r"gave up after 3 tries.*would pass the total of 10 s"
+    ) as raised:
+        retrier(time, base_seconds=0.25, attempt_seconds=4, total_seconds=10).call(operation, idempotent=True)
+    assert isinstance(raised.value.__cause__, TimeoutError)
+    assert operation.timeouts == [4, 4, 1.25]
+    assert time.sleeps == [0.25, 0.5]
+    assert time.now == 1010
+
+
+@pytest.mark.parametrize(("asked", "pause"), [(7, 7), (0.2, 1)])
+def test_a_server_s_wish_is_the_shortest_pause(time: Time, asked: float, pause: float) -> None:
+    retrier(time).call(Operation(time, RateLimited("slow down", retry_after=asked)), idempotent=False)
+    assert time.sleeps == [pause]
+
+
+def test_a_wish_beyond_the_total_time_is_not_waited_for(time: Time) -> None:
+    operation = Operation(time, RateLimited("come back tomorrow", retry_after=86400))
+    with pytest.raises(RetryBudgetExhausted):
+        retrier(time).call(operation, idempotent=True)
+    assert (operation.calls, time.sleeps) == (1, [])
+
+
+def http_error(status: int, **headers: str) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    response.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
+    return requests.HTTPError(response=response)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (http_error(429, Retry_After="7"), 7),
+        (
+            http_error(
+                503, Retry_After="Wed, 21 Oct 2015 07:28:30 GMT", Date="Wed, 21 Oct 2015 07:28:00 GMT"
+            ),
+            30,
+        ),
+        (http_error(503, Retry_After="Wed, 21 Oct 2015 07:28:30 GMT"), 0),
+        (http_error(503, Retry_After="soon"), 0),
+        (http_error(503), 0),
+        (ValueError(), 0),
+    ],
+)
+def test_retry_after_is_read_as_seconds_or_as_a_date(error: Exception, seconds: float) -> None:
+    assert retry_after(error) == seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (ConnectionRefusedError(), Failure.TRANSIENT),
+        (ConnectionResetError(), Failure.AMBIGUOUS),
+        (TimeoutError(), Failure.AMBIGUOUS),
+        (OSError(errno.EHOSTUNREACH, "no route"), Failure.TRANSIENT),
+        (OSError(errno.EIO, "input/output error"), Failure.AMBIGUOUS),
+        (OSError(errno.ENOSPC, "No space left on device"), Failure.PERMANENT),
+        (PermissionError("read-only"), Failure.PERMANENT),
+        (FileNotFoundError("x"), Failure.PERMANENT),
+        (KeyError("x"), Failure.PERMANENT),
+        (WrongUse("x"), Failure.PERMANENT),
+        (RuntimeError("x"), Failure.UNKNOWN),
+        (RuntimeError("java.io.IOException: Permission denied"), Failure.PERMANENT),
+        (RuntimeError("java.io.IOException: connection reset"), Failure.AMBIGUOUS),
+        (RuntimeError("java.net.ConnectException: refused"), Failure.TRANSIENT),
+        (RuntimeError("[DELTA_CONCURRENT_APPEND] a file was added"), Failure.TRANSIENT),
+        (http_error(429), Failure.TRANSIENT),
+        (http_error(503), Failure.TRANSIENT),
+        (http_error(500), Failure.AMBIGUOUS),
+        (http_error(504), Failure.AMBIGUOUS),
+        (http_error(401), Failure.PERMANENT),
+        (http_error(404), Failure.PERMANENT),
+        (requests.ConnectTimeout(), Failure.TRANSIENT),
+        (requests.ReadTimeout(), Failure.AMBIGUOUS),
+        (requests.ConnectionError(), Failure.AMBIGUOUS),
+        (requests.exceptions.SSLError(), Failure.PERMANENT),
+        (requests.exceptions.InvalidURL(), Failure.PERMANENT),
+    ],
+    ids=repr,
+)
+def test_errors_are_classified(error: Exception, failure: Failure) -> None:
+    assert classify(error) is failure
+
+
+def test_callers_share_a_budget_of_retries_that_successes_refill(time: Time) -> None:
+    tokens = RetryTokens(capacity=10, cost=5)
+
+    def caller() -> Retrier:
+        return Retrier(RetryPolicy(attempts=9), tokens=tokens, clock=time.clock, sleep=time.sleep)
+
+    dead = Operation(time, TimeoutError("down"), always=True)
+    with pytest.raises(RetryBudgetExhausted, match="gave up after 3 tries: the callers' retry tokens"):
+        caller().call(dead, idempotent=True)
+    with pytest.raises(RetryBudgetExhausted, match="gave up after 1 tries"):
+        caller().call(dead, idempotent=True)
+    assert (dead.calls, tokens.left) == (4, 0)
+
+    for _ in range(5):
+        caller().call(Operation(time), idempotent=True)
+    assert caller().call(Operation(time, TimeoutError()), idempotent=True) == "result"
+    for _ in range(20):
+        caller().call(Operation(time), idempotent=True)
+    assert tokens.left == 10, "never more than the capacity"
+
+
+def test_tokens_are_taken_by_one_thread_at_a_time() -> None:
+    tokens = RetryTokens(capacity=1000, cost=1)
+    taken: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: taken.extend(tokens.take() for _ in range(300))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (taken.count(True), tokens.left) == (1000, 0)
+
+
+def test_the_log_names_the_kind_of_error_and_not_what_was_sent(
+    time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        retrier(time).call(Operation(time, TimeoutError("https://user:secret@host")), idempotent=True)
+    assert caplog.messages == ["try 1 failed (TimeoutError), next in 1 s"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ({"attempts": 0}, "attempts is 0; it must be at least 1"),
+        ({"base_seconds": 2, "cap_seconds": 1}, "0 <= base_seconds <= cap_seconds is allowed"),
+        ({"base_seconds": -1}, "0 <= base_seconds <= cap_seconds is allowed"),
+        ({"jitter": "none"}, "jitter is 'none'; it must be full or tenth"),
+        ({"total_seconds": 0}, "must be above 0"),
+    ],
+)
+def test_wrong_policies_are_refused_in_one_sentence(policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongUse, match=message):
+        RetryPolicy(**policy)
+
+
+def test_wrong_tokens_are_refused() -> None:
+    with pytest.raises(WrongUse, match="cost is 5 and capacity 1; 1 <= cost <= capacity is allowed"):
+        RetryTokens(capacity=1, cost=5)
+
+
+def test_snippet_of_the_page() -> None:
+    answers = [http_error(503, Retry_After="0"), {"id": 7, "title": "Delta"}]
+
+    class Session:
+        def get(self, url: str, timeout: float) -> Any:
+            answer = answers.pop(0)
+
+            class Answer:
+                def raise_for_status(self) -> None:
+                    if isinstance(answer, Exception):
+                        raise answer
+
+                def json(self) -> Any:
+                    return answer
+
+            return Answer()
+
+    scope: dict[str, Any] = {"session": Session(), "url": "https://articles.example/7"}
+    text = snippet(PAGE, f"{HERE}::test_snippet_of_the_page")
+    exec(text.replace("RetryPolicy(", "RetryPolicy(base_seconds=0, "), scope)
+    assert scope["article"] == {"id": 7, "title": "Delta"}
+    assert answers == []
