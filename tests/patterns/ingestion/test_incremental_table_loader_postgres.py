@@ -291,7 +291,8 @@ def test_the_password_is_in_no_plan_log_or_event(legacy: Legacy, tmp_path: Path)
     password_file, events = tmp_path / "password", tmp_path / "events"
     password_file.write_text(legacy.database.password + "\n")
     events.mkdir()
-    settings = [f"spark.eventLog.dir=file:{events}", "spark.eventLog.enabled=true", "spark.log.level=INFO"]
+    settings = [f"spark.eventLog.dir=file:{events}", "spark.eventLog.enabled=true",
+                "spark.eventLog.compress=false", "spark.log.level=INFO"]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "python_jobs.ingestion.incremental_table_loader", "--source=visits",
          f"--target={tmp_path / 'bronze_visits'}", "--delta_column=ingestion_time", "--key=[visit_id]",
