@@ -83,6 +83,13 @@ def topic_partitions(
             admin.close(jvm.java.time.Duration.ZERO)
 
 
+def source_failure(failure: Exception, source: str) -> JobFailed | None:
+    """Return one sentence for a failure of the source that a person can mend, or None for any other."""
+    text = str(failure)
+    sentence = next((sentence for sign, sentence in SOURCE_FAILURES.items() if sign in text), None)
+    return None if sentence is None else JobFailed(f"the source '{source}' {sentence}")
+
+
 def _one_sentence(
     failure: Py4JJavaError, topics: Sequence[str], servers: str, settings: Mapping[str, str]
 ) -> JobFailed:

@@ -75,8 +75,7 @@ def produce_visits(broker: Broker, landing: Path, ledger: Path) -> int:
     has it: killed in between, its lines come again, as exact duplicates that the models count.
     """
     if VISITS_TOPIC not in broker.topics():
-        # Kafka would delete events of years ago at once.
-        broker.create_topic(VISITS_TOPIC, _VISITS_PARTITIONS, {"retention.ms": "-1"})
+        broker.create_topic(VISITS_TOPIC, _VISITS_PARTITIONS)
     sent = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
     count = 0
     for path in sorted((landing / "visits").glob("date=*/hour=*/*.json")):

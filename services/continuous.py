@@ -87,7 +87,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
             print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
     finally:
         query.stop()
-    await_end(query, appender, ",".join(params.topics), SOURCE_FAILURES)
+    await_end(query, appender, params.source, SOURCE_FAILURES)
 
 
 def main(config: str, select: str) -> int:

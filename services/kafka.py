@@ -225,6 +225,8 @@ def _settings(folder: Path, port: int, controller_port: int) -> str:
         "transaction.state.log.num.partitions": 1,
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
+        # Retention goes by the records' own times: by default those of last month would be gone at once.
+        "log.retention.ms": -1,
         "group.initial.rebalance.delay.ms": 0,
         # A broker that was killed may come back only when its old session is over.
         "broker.session.timeout.ms": 3_000,

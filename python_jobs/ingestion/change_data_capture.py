@@ -36,6 +36,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -44,7 +46,13 @@ from python_jobs.checkpoints import claim, has_progress
 from python_jobs.delta_streams import BatchFunction, append, await_end, parse_duration, table_id
 from python_jobs.intervals import parse_time
 from python_jobs.job import WrongUse, run_job, utc_now
-from python_jobs.kafka_topics import SOURCE_FAILURES, client_settings, refuse_secrets, topic_partitions
+from python_jobs.kafka_topics import (
+    SOURCE_FAILURES,
+    client_settings,
+    refuse_secrets,
+    source_failure,
+    topic_partitions,
+)
 from python_jobs.tables import (
     absolute,
     is_path,
@@ -118,6 +126,11 @@ class Parameters:
             raise WrongUse(f"derive names columns that the record itself has: {', '.join(taken)}")
         refuse_secrets(self.consumer)
 
+    @property
+    def source(self) -> str:
+        """Topics and brokers, for messages."""
+        return f"{','.join(self.topics)} at {self.bootstrap_servers}"
+
 
 def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str]) -> DataFrame:
     """Return the bronze rows of Kafka's records. ``ingested_at`` is in microseconds since 1970.
@@ -166,7 +179,12 @@ class Appender(BatchFunction):
         bronze = bronze_rows(rows, ingested_at, self._params.derive).observe(
             observation, F.count(F.lit(1)).alias("records")
         )
-        append(bronze, self._params.target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
+        transaction = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
+        try:
+            append(bronze, self._params.target, transaction)
+        except (PySparkException, Py4JJavaError) as failure:
+            # The records are read as they are written, so this is where the source's failures show too.
+            raise source_failure(failure, self._params.source) or failure from None
         self._last_ingested_at = ingested_at
         records = int(observation.get["records"])
         self.batches.append({"batch_id": batch_id, "records": records})
@@ -217,7 +235,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         JobFailed: records have expired, or the broker doesn't answer any more.
     """
     query, appender = start(spark, params)
-    await_end(query, appender, f"{','.join(params.topics)} at {params.bootstrap_servers}", SOURCE_FAILURES)
+    await_end(query, appender, params.source, SOURCE_FAILURES)
     return {
         "topics": params.topics,
         "target": params.target,

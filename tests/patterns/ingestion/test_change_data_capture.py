@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from python_jobs import kafka_topics
 from python_jobs.ingestion.change_data_capture import Parameters, run, start
 from python_jobs.job import JobFailed, NotReady, WrongUse, run_job
+from services.continuous import Models, follow
 from services.debezium import Connector, running_debezium
 from services.kafka import Broker, Record
 from services.postgres import Database, running_postgres
@@ -233,6 +234,28 @@ def test_a_broker_killed_in_the_middle_is_waited_for(bronze):
     finally:
         query.stop()
     assert bronze.offsets() == [0, 1]
+
+
+def test_the_runner_builds_the_models_after_each_commit_to_bronze(bronze):
+    seen = []
+
+    class Watched(Models):
+        """Models that look at bronze, send another record the first time, and stop the second."""
+
+        def __init__(self) -> None: ...
+
+        def run(self) -> None:
+            seen.append(bronze.offsets())
+            if seen[-1] == [0, 1]:
+                raise KeyboardInterrupt
+            if seen[-1] == [0]:
+                bronze.broker.produce(bronze.topic, messages("b"))
+
+    bronze.broker.produce(bronze.topic, messages("a"))
+    with pytest.raises(KeyboardInterrupt):
+        follow(bronze.spark, bronze.parameters(), Watched())
+    assert [offsets for offsets in seen if offsets] == [[0], [0, 1]]
+    assert not bronze.spark.streams.active
 
 
 @pytest.mark.kill
