@@ -158,8 +158,10 @@
     {%- set found = run_query(lakehouse_patterns._full_loader_findings_sql(options, snapshot)).rows[0] -%}
     {%- set shown_rows = run_query('select count(*) from ' ~ view).rows[0][0] if is_shown else 0 -%}
     {%- set problems = [] -%}
-    {%- for name in lakehouse_patterns._full_loader_not_null(options) if found['null_' ~ loop.index0] -%}
-        {%- do problems.append(found['null_' ~ loop.index0] ~ ' rows with NULL in ' ~ name) -%}
+    {%- for name in lakehouse_patterns._full_loader_not_null(options) -%}
+        {%- if found['null_' ~ loop.index0] -%}
+            {%- do problems.append(found['null_' ~ loop.index0] ~ ' rows with NULL in ' ~ name) -%}
+        {%- endif -%}
     {%- endfor -%}
     {%- if found['repeated_keys'] -%}
         {%- do problems.append(found['repeated_keys'] ~ ' keys more than once') -%}

@@ -43,6 +43,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from python_jobs.ingestion.readiness_names import UPKEEP
 from python_jobs.intervals import parse_time
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, unreadable_file
 from python_jobs.postgres import PostgresAccess, one_snapshot
@@ -63,8 +64,6 @@ NOTE = "full_loader"
 # What a reader of files must never do silently: a bad record as NULLs, a column under another's name.
 _STRICT = {"mode": "FAILFAST", "enforceSchema": "false"}
 _VERSION = re.compile(r"\d{8}")
-# Commits that change no row: the exposed version is the same before and after them.
-_UPKEEP = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES")
 
 
 @dataclass(frozen=True)
@@ -306,7 +305,7 @@ def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
     if not table_exists(spark, target):
         return {}
     for entry in delta_table(spark, target).history(50).collect():
-        if entry.operation not in _UPKEEP:
+        if entry.operation not in UPKEEP:
             return _note(entry.asDict())
     return {}
 

@@ -15,7 +15,10 @@ from tests.support.session import environment
 from tests.support.snippets import snippet
 
 THIS = "tests/patterns/ingestion/test_versioned_table.py::"
-SOURCES = "version: 2\nsources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: devices}]}]"
+SOURCES = """
+version: 2
+sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: devices, identifier: landed}]}]
+"""
 DAY_1 = [("lg", "G2x", "Android 14"), ("htc", "One", "Android 12")]
 DAY_2 = [("htc", "One", "Android 12"), ("mac", "MacBook Air", "macOS"), ("ipad", "iPad", "1")]
 
@@ -32,7 +35,7 @@ class Loads:
 
     def load(self, name: str, date: str, rows: list[tuple[Any, ...]], *, fails: bool = False) -> None:
         columns = "type string, full_name string, version string"
-        self.project.source("devices", self.project.spark.createDataFrame(rows, columns))
+        self.project.source("landed", self.project.spark.createDataFrame(rows, columns))
         with environment(LOGICAL_DATE=date):
             self._call(name, fails, "run", "--select", "devices")
 
@@ -46,7 +49,7 @@ class Loads:
             self.project.run(*arguments)
         self.rows[name] = [tuple(row) for row in self.project.table("devices").collect()]
         tables = self.project.spark.sql(f"show tables in {self.project.schema}").collect()
-        self.tables[name] = {row.tableName for row in tables} - {"devices", "devices_kept"}
+        self.tables[name] = {row.tableName for row in tables} - {"devices", "landed"}
 
 
 @pytest.fixture(scope="module")
@@ -133,15 +136,11 @@ def test_wrong_options_are_refused(render: Any, options: dict[str, Any], sentenc
         render("_full_loader_options", given=options)
 
 
-def test_a_run_without_a_logical_date_is_refused(render: Any) -> None:
-    for wrong in ("", "today", "2024-13-01"):
-        with (
-            environment(LOGICAL_DATE=wrong),
-            pytest.raises(Exception, match="must be a day such as 2024-01-01"),
-        ):
-            render("logical_date")
-    with environment(LOGICAL_DATE="2024-01-01"):
-        assert render("logical_date") == "2024-01-01"
+def test_a_version_is_a_day(render: Any) -> None:
+    for wrong in ("", "today", "2024-13-01", "20240101"):
+        with pytest.raises(Exception, match="must be a day such as 2024-01-01"):
+            render("_full_loader_date", text=wrong)
+    assert render("_full_loader_date", text="2024-01-01") == "2024-01-01"
 
 
 def test_the_checks_count_alike_in_both_ansi_modes(render: Any, ansi_modes: str, spark: SparkSession) -> None:

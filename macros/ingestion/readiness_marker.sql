@@ -1,0 +1,122 @@
+{#-
+    Readiness Marker for the tables of a dbt run: one row in a ledger says that a dataset is ready, and which commit
+    of each of its tables belongs to it.
+
+    A dataset is all models, seeds and snapshots with one tag. `withdraw_readiness` is an on-run-start hook and takes the
+    row away before the first of them is built; `publish_readiness` is an on-run-end hook, dbt's very last step, and
+    writes it when every node of the run passed. A run that dies in between leaves no row, and so does one that
+    selects only some of the dataset's tables: the others are older than what they are made of.
+-#}
+
+{% macro withdraw_readiness(dataset, location_root=none) %}
+    {{ return(adapter.dispatch('withdraw_readiness', 'lakehouse_patterns')(dataset, location_root)) }}
+{% endmacro %}
+
+{% macro default__withdraw_readiness(dataset, location_root) %}
+    {%- if execute and lakehouse_patterns._readiness_members(dataset, selected_resources) -%}
+        {%- set ledger = lakehouse_patterns._readiness_ledger(location_root) -%}
+        {#- Without a matching row this commits nothing. -#}
+        {%- do run_query('delete from ' ~ ledger ~ " where dataset = '" ~ dataset ~ "'") -%}
+    {%- endif -%}
+{% endmacro %}
+
+
+{% macro publish_readiness(dataset, results, location_root=none) %}
+    {{ return(adapter.dispatch('publish_readiness', 'lakehouse_patterns')(dataset, results, location_root)) }}
+{% endmacro %}
+
+{% macro default__publish_readiness(dataset, results, location_root) %}
+    {%- set statuses = {} -%}
+    {%- for result in results -%}
+        {%- do statuses.update({result.node.unique_id: result.status | string}) -%}
+    {%- endfor -%}
+    {%- set built = lakehouse_patterns._readiness_members(dataset, statuses.keys()) -%}
+    {%- if execute and built -%}
+        {%- set reasons = [] -%}
+        {%- for result in results if result.status | string not in ('success', 'pass', 'warn', 'no-op') -%}
+            {%- do reasons.append(result.node.name ~ ' ' ~ result.status) -%}
+        {%- endfor -%}
+        {#- What --exclude leaves out is left out of the dataset; --select builds a part of it. -#}
+        {%- if invocation_args_dict.get('select') or invocation_args_dict.get('selector') -%}
+            {%- for node in lakehouse_patterns._readiness_members(dataset) if node.unique_id not in statuses -%}
+                {%- do reasons.append(node.name ~ ' was not selected') -%}
+            {%- endfor -%}
+        {%- endif -%}
+        {%- if reasons -%}
+            {%- do log('readiness of ' ~ dataset ~ ' is not published: ' ~ (reasons | join(', ')), info=true) -%}
+        {%- else -%}
+            {%- do run_query(lakehouse_patterns._readiness_publish_sql(
+                lakehouse_patterns._readiness_ledger(location_root),
+                dataset,
+                lakehouse_patterns._readiness_versions(built)
+            )) -%}
+            {%- do log('readiness of ' ~ dataset ~ ' is published', info=true) -%}
+        {%- endif -%}
+    {%- endif -%}
+{% endmacro %}
+
+
+{% macro _readiness_members(dataset, among=none) %}
+    {#- The dataset's nodes that are stored; only those among some unique ids, if given. -#}
+    {%- set members = [] -%}
+    {%- for node in graph.nodes.values()
+        if node.resource_type in ('model', 'seed', 'snapshot')
+        and dataset in node.config.tags
+        and node.config.materialized not in ('ephemeral', 'view')
+        and (among is none or node.unique_id in among) -%}
+        {%- do members.append(node) -%}
+    {%- endfor -%}
+    {{ return(members) }}
+{% endmacro %}
+
+
+{% macro _readiness_ledger(location_root) %}
+    {#- Also registers the table again after the metastore was lost: no node declares it. -#}
+    {%- set ledger = api.Relation.create(
+        schema=target.schema, identifier='observability_readiness', type='table'
+    ) -%}
+    {%- do run_query('create schema if not exists ' ~ target.schema) -%}
+    {%- call statement('readiness_ledger') -%}
+        create table if not exists {{ ledger }} (
+            dataset string,
+            run_id string,
+            published_at timestamp,
+            table_versions array<struct<name: string, version: bigint>>,
+            format_version int
+        )
+        using delta
+        {%- if location_root %}
+        location '{{ location_root }}/{{ ledger.identifier }}'
+        {%- endif %}
+    {%- endcall -%}
+    {{ return(ledger) }}
+{% endmacro %}
+
+
+{% macro _readiness_versions(nodes) %}
+    {%- set versions = {} -%}
+    {%- for node in nodes | sort(attribute='name') -%}
+        {%- set relation = api.Relation.create(schema=node.schema, identifier=node.alias) -%}
+        {%- do versions.update(
+            {node.alias: run_query('describe history ' ~ relation ~ ' limit 1').rows[0]['version']}
+        ) -%}
+    {%- endfor -%}
+    {{ return(versions) }}
+{% endmacro %}
+
+
+{% macro _readiness_publish_sql(ledger, dataset, versions) %}
+insert into {{ ledger }}
+replace where
+    dataset = '{{ dataset }}'
+select
+    '{{ dataset }}' as dataset,
+    '{{ invocation_id }}' as run_id,
+    current_timestamp() as published_at,
+    array(
+        {%- for name, version in versions.items() %}
+        named_struct('name', '{{ name }}', 'version', {{ version }}L){{ ',' if not loop.last }}
+        {%- endfor %}
+    ) as table_versions,
+    1 as format_version
+{% endmacro %}
