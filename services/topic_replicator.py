@@ -124,7 +124,7 @@ class Replicator:
                 "group.id": name,
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
-                "auto.offset.reset": "error" if parameters.fail_on_data_loss else "earliest",
+                "auto.offset.reset": "error",
                 "enable.partition.eof": True,
             }
         )
@@ -155,7 +155,8 @@ class Replicator:
         with _one_sentence(parameters):
             # Fences a predecessor off and ends its transaction, so that the position read next is final.
             self._producer.init_transactions(_ANSWER_SECONDS)
-            self._next = self._start()
+            self._next: dict[int, int] = {}
+            self._start()
 
     def run(self, stopped: threading.Event) -> dict[str, Any]:
         """Copy until ``stopped`` is set, or until the end; return the numbers."""
@@ -171,10 +172,12 @@ class Replicator:
                 for message in messages:
                     partition = message.partition()
                     assert partition is not None
-                    if is_record := self._is_record(message):
+                    error = message.error()
+                    if error is None:
                         self._forward(message, partition)
+                    at_end = error is not None and self._is_end(error, partition)
                     end = pending.get(partition)
-                    if end is not None and (not is_record or self._next[partition] >= end):
+                    if end is not None and (at_end or self._next[partition] >= end):
                         del pending[partition]
                 self._producer.poll(0)
                 now = time.monotonic()
@@ -212,13 +215,13 @@ class Replicator:
                 "timestamps: set it to CreateTime"
             )
 
-    def _start(self) -> dict[int, int]:
-        """Return the offset that each partition goes on with."""
+    def _start(self) -> None:
+        """Find the offset that each partition goes on with."""
         topic, target = self.parameters.source_topic, self.parameters.target_topic
         asked = [TopicPartition(target, p) for p in range(self._partitions)]
-        known = {p.partition: p.offset for p in self._positions.committed(asked, _ANSWER_SECONDS)}
-        start = {}
-        for partition, position in known.items():
+        committed = self._positions.committed(asked, _ANSWER_SECONDS)
+        self._next = {position.partition: position.offset for position in committed}
+        for partition, position in self._next.items():
             low, high = self._consumer.get_watermark_offsets(
                 TopicPartition(topic, partition), _ANSWER_SECONDS
             )
@@ -228,14 +231,9 @@ class Replicator:
                         f"target {target}/{partition} holds records and no position is known (forgotten after a "
                         "standstill, or another writer): copy all again with start_over, or take an empty topic"
                     )
-                start[partition] = low
-            elif low <= position <= high:
-                start[partition] = position
-            elif self.parameters.fail_on_data_loss:
-                raise DataRefused(_lost(f"{topic}/{partition} from offset {position} on"))
-            else:
-                start[partition] = low
-        return start
+                self._next[partition] = low
+            elif not low <= position <= high:
+                self._next[partition] = self._after_loss(partition, low)
 
     def _has_records(self, partition: TopicPartition) -> bool:
         """Return whether a partition of the target holds a record of a transaction that wasn't given up."""
@@ -259,16 +257,32 @@ class Replicator:
                 ends[partition] = high
         return ends
 
-    def _is_record(self, message: Message) -> bool:
-        error = message.error()
-        if error is None:
-            return True
-        if error.code() == KafkaError._PARTITION_EOF:
-            return False
+    def _is_end(self, error: KafkaError, partition: int) -> bool:
+        """Return whether what came in place of a record says that the partition's end is reached."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            print("DEBUG", error.str(), message.offset(), self._next)
-            raise DataRefused(_lost(f"{message.topic()}/{message.partition()}"))
-        raise KafkaException(error)
+            self._find_position(partition)
+        elif error.code() != KafkaError._PARTITION_EOF and not error.retriable():
+            raise KafkaException(error)
+        return error.code() == KafkaError._PARTITION_EOF
+
+    def _find_position(self, partition: int) -> None:
+        """Go on where a partition was, if its record is there: a broker that restarts may deny that as well."""
+        topic_partition = TopicPartition(self.parameters.source_topic, partition, self._next[partition])
+        low = high = topic_partition.offset
+        with suppress(KafkaException):  # no answer yet: asked again when the record is denied again
+            low, high = self._consumer.get_watermark_offsets(topic_partition, _ANSWER_SECONDS)
+        if not low <= topic_partition.offset <= high:
+            self._next[partition] = topic_partition.offset = self._after_loss(partition, low)
+        self._consumer.seek(topic_partition)
+
+    def _after_loss(self, partition: int, low: int) -> int:
+        """Return where to go on when records are gone, if that is allowed."""
+        if self.parameters.fail_on_data_loss:
+            raise DataRefused(
+                f"records of {self.parameters.source_topic}/{partition} from offset {self._next[partition]} on are "
+                "gone (expired, or the topic was made anew): go on without them with --fail_on_data_loss false"
+            )
+        return low
 
     def _forward(self, message: Message, partition: int) -> None:
         if not self._open:
@@ -373,13 +387,6 @@ def _partitions(client: Mapping[str, Any], topic: str) -> int:
     if topic not in topics:
         raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
     return len(topics[topic].partitions)
-
-
-def _lost(where: str) -> str:
-    return (
-        f"records of {where} are gone (expired, or the topic was made anew): go on without them with "
-        "--fail_on_data_loss false"
-    )
 
 
 @contextmanager
