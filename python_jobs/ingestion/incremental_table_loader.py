@@ -22,7 +22,7 @@ starts over on what it then finds.
 PostgreSQL: a window is read over ``--partitions`` connections, each a slice of equal length, and all of them and
 the rejects see one snapshot of the database. A transaction that is still open at that moment is not in it, whatever
 ingestion time its rows carry: ``--overlap_minutes`` must cover the longest transaction and the difference of the
-clocks. The password is named by ``--password_env`` or ``--password_file``.
+clocks. The password is named by ``--password_env`` or ``--password_file``. A time of infinity is in no window.
 
 Limits: a row deleted from the source stays in the target (mark it deleted and renew its ingestion time, or
 use Change Data Capture); rows of one key that share one ingestion time are one version if they come later.

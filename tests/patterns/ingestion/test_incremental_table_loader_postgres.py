@@ -128,6 +128,13 @@ def test_windows_are_half_open_over_several_connections(legacy: Legacy) -> None:
     )
 
 
+def test_a_delta_column_without_zone_is_utc(legacy: Legacy) -> None:
+    legacy.add(("v1", at(10)), ("v2", at(10)))  # event_time 08:50
+    by_event_time = {"delta_column": "event_time", **hours(8, 9)}
+    assert counts(legacy.load(**by_event_time)) == (2, 2, 0, 0)
+    assert counts(legacy.load(**by_event_time)) == (2, 0, 2, 0)
+
+
 def test_a_window_is_cut_into_slices_that_an_index_can_answer() -> None:
     window = Interval.parse("2024-03-01T10", "2024-03-01T11")
     assert time_slices('odd"name', window, 2) == [
