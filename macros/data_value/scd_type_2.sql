@@ -26,7 +26,7 @@
         {{ create_temporary_view(batch, compiled_code) }}
     {%- endcall -%}
     {%- set history = lakehouse_patterns._scd2_history(adapter.get_columns_in_relation(batch)) -%}
-    {%- do lakehouse_patterns._merger_quarantine(history.incomplete, batch) -%}
+    {%- do lakehouse_patterns.quarantine_incomplete(history.incomplete, batch) -%}
 
     {%- if existing_relation is none or existing_relation.is_view or should_full_refresh() -%}
         {%- if existing_relation is not none and not (existing_relation.is_table and existing_relation.is_delta) -%}
@@ -69,7 +69,7 @@
     {#-
         The checked configuration of the current model, with the batch's columns sorted by what they are:
         key, tracked and untracked map column names to data types. A change without a key belongs to nobody and one
-        without a time has no place in the history: `incomplete` says what the Merger's rules for such rows need.
+        without a time has no place in the history: `incomplete` holds the rules for both.
     -#}
     {%- set options = lakehouse_patterns.options('scd2') or {} -%}
     {%- do lakehouse_patterns.require_known_keys(
@@ -289,11 +289,6 @@
     {%- set change = (['changed_at'] + sequence + ['is_deleted'] + untracked) | join(', ') -%}
     {%- set rank = (sequence + ['is_deleted', 'tracked'] + untracked) | join(', ') -%}
     {%- set deleted = 'coalesce(' ~ adapter.quote(history.is_deleted) ~ ', false)' if history.is_deleted else 'false' -%}
-    {%- set incomplete = lakehouse_patterns._merger_incomplete(history.incomplete, 'batch') -%}
-    {%- set advice = {
-        'fail': 'correct the source, or set such changes aside with on_null_key: quarantine',
-        'quarantine': 'it came while others were being quarantined, run the model again'
-    } -%}
     {%- set stored_tracked = lakehouse_patterns._scd2_attributes(history, history.tracked, 'stored.') -%}
 with arrived as (
     select
@@ -306,11 +301,8 @@ with arrived as (
         {%- endif %}
         {#- In a column that nothing filters on, or the optimizer would ask before quarantined rows are left out. #}
         case
-            when {{ incomplete }} then raise_error(concat(
-                'lakehouse_patterns: the batch of {{ history.incomplete.relation }} has a change with NULL in ',
-                {{ lakehouse_patterns._merger_null_columns(history.incomplete, 'batch') }},
-                '; {{ advice[history.incomplete.on_null_key] }}'
-            ))
+            when {{ lakehouse_patterns.is_incomplete(history.incomplete, 'batch') }}
+                then {{ lakehouse_patterns.refuse_incomplete(history.incomplete, 'batch', 'change') }}
             else {{ deleted }}
         end as is_deleted,
         if({{ deleted }}, null, {{ lakehouse_patterns._scd2_attributes(history, history.tracked) }}) as tracked,
@@ -319,11 +311,10 @@ with arrived as (
         {%- endif %}
         null as stored_row
     from {{ batch }} as batch
-    {%- if history.incomplete.on_null_key == 'quarantine' %}
-    left anti join {{ lakehouse_patterns._merger_quarantine_table(history.incomplete) }} as quarantine
-        on quarantine.record_hash = case
-            when {{ incomplete }} then sha2({{ lakehouse_patterns._merger_payload(history.incomplete, 'batch') }}, 256)
-        end
+    {{- lakehouse_patterns.without_quarantined(history.incomplete, 'batch') | indent(4) }}
+    {%- if not target %}
+    {#- As the windows want it; and no check fails inside the task that writes, under a stack trace. #}
+    distribute by {{ entity }}
     {%- endif %}
 ),
 

@@ -28,7 +28,7 @@
         {{ create_temporary_view(batch, compiled_code) }}
     {%- endcall -%}
     {%- set merger = lakehouse_patterns._merger(options, relation, adapter.get_columns_in_relation(batch)) -%}
-    {%- do lakehouse_patterns._merger_quarantine(merger, batch) -%}
+    {%- do lakehouse_patterns.quarantine_incomplete(merger, batch) -%}
     {{ return(dbt.spark__create_table_as(
         false, relation, lakehouse_patterns._merger_first_load(merger, batch), language
     )) }}
@@ -42,12 +42,15 @@
     {%- endif -%}
 
     {%- set merger = lakehouse_patterns._merger(options, target, adapter.get_columns_in_relation(source)) -%}
-    {%- do lakehouse_patterns._merger_quarantine(merger, source) -%}
+    {%- do lakehouse_patterns.quarantine_incomplete(merger, source) -%}
+    {%- set columns = lakehouse_patterns._merger_written_columns(
+        merger, target, adapter.get_columns_in_relation(target)
+    ) -%}
     {{ return(lakehouse_patterns._merger_merge(
         merger,
         source,
         target,
-        lakehouse_patterns._merger_written_columns(merger, target, adapter.get_columns_in_relation(target)),
+        columns,
         lakehouse_patterns._merger_look_up(merger, source, target),
         incremental_predicates or []
     )) }}
@@ -126,7 +129,7 @@
     {%- do lakehouse_patterns.require_one_of('deletes', merger.deletes, ['none', 'soft', 'hard']) -%}
     {%- do lakehouse_patterns.require_one_of('on_null_key', merger.on_null_key, ['fail', 'quarantine']) -%}
     {%- do lakehouse_patterns.require(
-        merger.on_null_key == 'fail' or lakehouse_patterns._merger_required(merger),
+        merger.on_null_key == 'fail' or lakehouse_patterns.required_columns(merger),
         'on_null_key: quarantine has nothing to set aside: every key column is under nullable_key, no sequence is given'
     ) -%}
     {%- do lakehouse_patterns.require(
@@ -214,47 +217,16 @@
 {% endmacro %}
 
 
-{% macro _merger_names(names, alias=none) %}
-    {%- set quoted = [] -%}
-    {%- for name in names -%}
-        {%- do quoted.append((alias ~ '.' if alias else '') ~ adapter.quote(name)) -%}
-    {%- endfor -%}
-    {{ return(quoted) }}
-{% endmacro %}
-
-
-{% macro _merger_rows(merger, batch) %}
-    {#-
-        The batch as the target will hold it: a NULL flag means "not deleted", and Delta stores an empty text in a
-        partition column as NULL, which a later merge would not recognise as the same key.
-    -#}
-    (
-        select
-            {%- for name, type in merger.types.items() %}
-            {%- set quoted = adapter.quote(name) %}
-            {% if name == merger.is_deleted -%}
-                coalesce({{ quoted }}, false) as {{ quoted }}
-            {%- elif type == 'string' and name in merger.partitions -%}
-                nullif({{ quoted }}, '') as {{ quoted }}
-            {%- else -%}
-                {{ quoted }}
-            {%- endif %}
-            {{- ',' if not loop.last }}
-            {%- endfor %}
-        from {{ batch }}
-    )
-{%- endmacro %}
-
-
 {% macro _merger_latest(merger, batch, partitions={}) %}
     {#-
         The batch's newest row of each key. Ties are broken by all other columns (a deletion first), so that the
         order in which rows are read decides nothing.
 
         The checks sit in the key, below everything else: no plan can spare them, drop the row before them, or lose
-        a row that its siblings hide.
+        a row that its siblings hide. Rows are distributed by the key anyway, for the window; said aloud, it is done for
+        a batch of one partition too, so that a check never fails inside the task that writes, under a stack trace.
     -#}
-    {%- set order = lakehouse_patterns._merger_names(merger.sequence) -%}
+    {%- set order = lakehouse_patterns.quoted_names(merger.sequence) -%}
     {%- if merger.is_deleted -%}
         {%- do order.append(adapter.quote(merger.is_deleted)) -%}
     {%- endif -%}
@@ -263,8 +235,8 @@
         {%- set sortable = 'map<' not in type and 'variant' not in type -%}
         {%- do order.append(quoted if sortable else 'to_json(struct(' ~ quoted ~ '))') -%}
     {%- endfor -%}
-    {%- set key = lakehouse_patterns._merger_names(merger.key) -%}
-    select {{ lakehouse_patterns._merger_names(merger.types) | join(', ') }}
+    {%- set key = lakehouse_patterns.quoted_names(merger.key) -%}
+    select {{ lakehouse_patterns.quoted_names(merger.types) | join(', ') }}
     from (
         select
             *,
@@ -282,14 +254,9 @@
                 {%- endif %} as {{ adapter.quote(name) }}
                 {{- ',' if not loop.last }}
                 {%- endfor %}
-            from {{ lakehouse_patterns._merger_rows(merger, batch) }} as batch
-            {%- if merger.on_null_key == 'quarantine' %}
-            left anti join {{ lakehouse_patterns._merger_quarantine_table(merger) }} as quarantine
-                on quarantine.record_hash = case
-                    when {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
-                        then sha2({{ lakehouse_patterns._merger_payload(merger, 'batch') }}, 256)
-                end
-            {%- endif %}
+            from {{ lakehouse_patterns.rows_as_stored(merger, batch) }} as batch
+            {{- lakehouse_patterns.without_quarantined(merger, 'batch') | indent(12) }}
+            distribute by {{ key | join(', ') }}
         )
     )
     where lakehouse_patterns_rank = 1
@@ -302,19 +269,12 @@
         partitions were looked up: outside of them every row would be taken for a new key.
     -#}
     {%- set key = alias ~ '.' ~ adapter.quote(merger.key[0]) -%}
-    {%- set advice = {
-        'fail': 'correct the source, or set such rows aside with on_null_key: quarantine',
-        'quarantine': 'it came while the others were being quarantined, run the model again'
-    } -%}
-    {%- set required = lakehouse_patterns._merger_required(merger) -%}
+    {%- set required = lakehouse_patterns.required_columns(merger) -%}
     {%- if required or partitions -%}
         case
             {%- if required %}
-            when {{ lakehouse_patterns._merger_incomplete(merger, alias) }} then raise_error(concat(
-                'lakehouse_patterns: the batch of {{ merger.relation }} has a row with NULL in ',
-                {{ lakehouse_patterns._merger_null_columns(merger, alias) }},
-                '; {{ advice[merger.on_null_key] }}'
-            ))
+            when {{ lakehouse_patterns.is_incomplete(merger, alias) }}
+                then {{ lakehouse_patterns.refuse_incomplete(merger, alias, 'row') }}
             {%- endif %}
             {%- if partitions %}
             when not coalesce({{ lakehouse_patterns._merger_pruned(partitions, alias) | join(' and ') }}, false)
@@ -330,31 +290,6 @@
 {%- endmacro %}
 
 
-{% macro _merger_incomplete(merger, alias) %}
-    {#- Whether a row lacks a part of its key that must be there, or a part of its sequence. -#}
-    {%- set conditions = [] -%}
-    {%- for name in lakehouse_patterns._merger_names(lakehouse_patterns._merger_required(merger), alias) -%}
-        {%- do conditions.append(name ~ ' is null') -%}
-    {%- endfor -%}
-    {{ return('(' ~ (conditions or ['false']) | join(' or ') ~ ')') }}
-{% endmacro %}
-
-
-{% macro _merger_required(merger) %}
-    {{ return(merger.key | reject('in', merger.nullable_key) | list + merger.sequence) }}
-{% endmacro %}
-
-
-{% macro _merger_null_columns(merger, alias) %}
-    {#- SQL for the names of the columns that make a row incomplete. -#}
-    {%- set names = [] -%}
-    {%- for name in lakehouse_patterns._merger_required(merger) -%}
-        {%- do names.append("case when " ~ alias ~ "." ~ adapter.quote(name) ~ " is null then '" ~ name ~ "' end") -%}
-    {%- endfor -%}
-    {{ return("concat_ws(', ', " ~ (names | join(', ')) ~ ")") }}
-{% endmacro %}
-
-
 {% macro _merger_first_load(merger, batch) %}
     {%- if merger.deletes == 'hard' -%}
         select *
@@ -368,82 +303,22 @@
 {%- endmacro %}
 
 
-{#- Quarantine -#}
-
-{% macro _merger_quarantine_table(merger) %}
-    {{ return(merger.relation.incorporate(path={'identifier': merger.relation.identifier ~ '__quarantine'})) }}
-{% endmacro %}
-
-
-{% macro _merger_payload(merger, alias) %}
-    {#- The whole row as JSON; Spark's own timestamp format would drop the microseconds. -#}
-    {{ return(
-        'to_json(struct(' ~ (lakehouse_patterns._merger_names(merger.types, alias) | join(', '))
-        ~ "), map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX', 'ignoreNullFields', 'false'))"
-    ) }}
-{% endmacro %}
-
-
-{% macro _merger_quarantine(merger, batch) %}
-    {#-
-        Sets incomplete rows aside, each once whatever the number of reruns, before the target is written. The merge
-        then leaves out the rows that are in quarantine, not all incomplete ones: a row that comes in between stops
-        the run instead of getting lost.
-    -#}
-    {%- if merger.on_null_key == 'quarantine' -%}
-        {%- set table = lakehouse_patterns._merger_quarantine_table(merger) -%}
-        {%- call statement('create_quarantine') -%}
-            create table if not exists {{ table }} (
-                record_hash string comment 'sha2-256 of payload: a record is kept once',
-                payload string comment 'the row of the batch as JSON',
-                error_class string comment 'NULL_KEY',
-                error_message string comment 'the columns that are NULL',
-                copies bigint comment 'how often the batch held the row when it came first',
-                quarantined_at timestamp comment 'start of the dbt run'
-            )
-            using delta
-            {%- if config.get('location_root') %}
-            location '{{ config.get('location_root') }}/{{ table.identifier }}'
-            {%- endif %}
-        {%- endcall -%}
-        {%- call statement('quarantine') -%}
-            merge into {{ table }} as quarantine
-            using (
-                select
-                    sha2(payload, 256) as record_hash,
-                    payload,
-                    'NULL_KEY' as error_class,
-                    error_message,
-                    count(*) as copies,
-                    timestamp'{{ run_started_at.isoformat() }}' as quarantined_at
-                from (
-                    select
-                        {{ lakehouse_patterns._merger_payload(merger, 'batch') }} as payload,
-                        concat('NULL in ', {{ lakehouse_patterns._merger_null_columns(merger, 'batch') }}) as error_message
-                    from {{ lakehouse_patterns._merger_rows(merger, batch) }} as batch
-                    where {{ lakehouse_patterns._merger_incomplete(merger, 'batch') }}
-                )
-                group by payload, error_message
-            ) as incomplete
-            on quarantine.record_hash = incomplete.record_hash
-            when not matched then insert *
-        {%- endcall -%}
-    {%- endif -%}
-{% endmacro %}
-
-
 {#- The merge -#}
 
 {% macro _merger_look_up(merger, batch, target) %}
     {#-
         What the merge must know beforehand. `partitions`: for each column of prune_by what the batch holds, as SQL:
         {column: {literals: none when there are too many, minimum, maximum, has_null}}, read in one pass over these
-        columns alone. `may_be_stale`: whether a stored row may be as new as one of the batch.
+        columns alone, which also tells whether the batch `is_empty`. `may_be_stale`: whether a stored row may be as new
+        as one of the batch.
     -#}
     {%- if not merger.prune_by -%}
-        {{ return({'partitions': {}, 'may_be_stale': merger.sequence | length > 0}) }}
+        {{ return({'is_empty': false, 'partitions': {}, 'may_be_stale': merger.sequence | length > 0}) }}
     {%- endif -%}
     {%- set row = run_query(lakehouse_patterns._merger_batch_query(merger, batch)).rows[0] -%}
+    {%- if row['row_count'] == 0 -%}
+        {{ return({'is_empty': true}) }}
+    {%- endif -%}
     {%- set partitions = {} -%}
     {%- for name in merger.prune_by -%}
         {%- do partitions.update({name: {
@@ -454,6 +329,7 @@
         }}) -%}
     {%- endfor -%}
     {{ return({
+        'is_empty': false,
         'partitions': partitions,
         'may_be_stale': lakehouse_patterns._merger_may_be_stale(merger, target, partitions, row['least_sequence'])
     }) }}
@@ -494,6 +370,7 @@
         ) -%}
     {%- endif -%}
     select
+        row_count,
         {%- for name in merger.prune_by %}
         {%- set type, i = merger.types[name], loop.index %}
         case
@@ -508,14 +385,15 @@
         {{ sequence_literal or 'cast(null as string)' }} as least_sequence
     from (
         select
-            {%- for name in lakehouse_patterns._merger_names(merger.prune_by) %}
+            count(*) as row_count,
+            {%- for name in lakehouse_patterns.quoted_names(merger.prune_by) %}
             collect_set({{ name }}) as distinct_{{ loop.index }},
             min({{ name }}) as least_{{ loop.index }},
             max({{ name }}) as greatest_{{ loop.index }},
             count_if({{ name }} is null) as nulls_{{ loop.index }},
             {%- endfor %}
             {{ 'min(' ~ adapter.quote(merger.sequence[0]) ~ ')' if sequence_literal else 'null' }} as first_sequence
-        from {{ lakehouse_patterns._merger_rows(merger, batch) }}
+        from {{ lakehouse_patterns.rows_as_stored(merger, batch) }}
     )
 {% endmacro %}
 
@@ -569,8 +447,8 @@
 {% macro _merger_newer(merger, batch, stored) %}
     {#- Structs compare field by field and take NULL for the least: a stored row without a sequence is the oldest. -#}
     {{ return(
-        'struct(' ~ (lakehouse_patterns._merger_names(merger.sequence, batch) | join(', ')) ~ ') > struct('
-        ~ (lakehouse_patterns._merger_names(merger.sequence, stored) | join(', ')) ~ ')'
+        'struct(' ~ (lakehouse_patterns.quoted_names(merger.sequence, batch) | join(', ')) ~ ') > struct('
+        ~ (lakehouse_patterns.quoted_names(merger.sequence, stored) | join(', ')) ~ ')'
     ) }}
 {% endmacro %}
 
@@ -583,6 +461,9 @@
         `rand() < 1` is always true and makes the batch nondeterministic for Delta, which then evaluates it once, before
         anything else, and keeps it; otherwise it would be evaluated for finding the files and again for writing them.
     -#}
+    {%- if looked_up.is_empty -%}
+        {{ return('select 0 as merged_rows') }}
+    {%- endif -%}
     {%- set source, stored = 'DBT_INTERNAL_SOURCE', 'DBT_INTERNAL_DEST' -%}
     {%- set deleted = source ~ '.' ~ adapter.quote(merger.is_deleted) if merger.deletes == 'hard' -%}
     {%- set newer = ' and ' ~ lakehouse_patterns._merger_newer(merger, source, stored) if merger.sequence else '' -%}
@@ -611,13 +492,13 @@
     when matched and {{ deleted }}{{ newer }} then delete
     {%- endif %}
     when matched{{ newer }} then update set
-        {%- for name in lakehouse_patterns._merger_names(columns.updated) %}
+        {%- for name in lakehouse_patterns.quoted_names(columns.updated) %}
         {{ name }} = {{ source }}.{{ name }}
         {{- ',' if not loop.last }}
         {%- endfor %}
     when not matched{{ ' and not ' ~ deleted if deleted }} then insert (
-        {{ lakehouse_patterns._merger_names(columns.inserted) | join(', ') }}
+        {{ lakehouse_patterns.quoted_names(columns.inserted) | join(', ') }}
     ) values (
-        {{ lakehouse_patterns._merger_names(columns.inserted, source) | join(', ') }}
+        {{ lakehouse_patterns.quoted_names(columns.inserted, source) | join(', ') }}
     )
 {% endmacro %}

@@ -38,3 +38,11 @@
     {%- set meta = config.get('meta', {}) or {} -%}
     {{ return((meta.get('lakehouse_patterns', {}) or {}).get(pattern)) }}
 {% endmacro %}
+
+{% macro quoted_names(names, alias=none) %}
+    {%- set quoted = [] -%}
+    {%- for name in names -%}
+        {%- do quoted.append((alias ~ '.' if alias else '') ~ adapter.quote(name)) -%}
+    {%- endfor -%}
+    {{ return(quoted) }}
+{% endmacro %}

@@ -491,46 +491,47 @@ def scd2_model(
     )
 
 
-REFUSED = {
+# What the model has in place of a sound configuration, and the sentence that refuses it.
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "not_delta": (
-        scd2_model("bad_changes", config="file_format='parquet'"),
+        {"config": "file_format='parquet'"},
         "materialized='scd2' needs file_format='delta', got 'parquet'",
     ),
-    "no_time": (scd2_model("bad_changes", options=""), "meta.lakehouse_patterns.scd2 needs changed_at"),
+    "no_time": ({"options": ""}, "meta.lakehouse_patterns.scd2 needs changed_at"),
     "mistyped": (
-        scd2_model("bad_changes", options="'changed_at': 'at', 'seqence': 'n'"),
+        {"options": "'changed_at': 'at', 'seqence': 'n'"},
         "meta.lakehouse_patterns.scd2 has no option 'seqence'; allowed: changed_at, sequence, is_deleted,",
     ),
     "no_column": (
-        scd2_model("bad_changes", options="'changed_at': 'at', 'sequence': 'lsn'"),
+        {"options": "'changed_at': 'at', 'sequence': 'lsn'"},
         "the model has no column 'lsn'; it has: id, plan, at, n",
     ),
     "text_time": (
-        scd2_model("bad_changes", options="'changed_at': 'plan'"),
+        {"options": "'changed_at': 'plan'"},
         "changed_at must be a timestamp or a date, 'plan' is a string",
     ),
     "text_flag": (
-        scd2_model("bad_changes", options="'changed_at': 'at', 'is_deleted': 'plan'"),
+        {"options": "'changed_at': 'at', 'is_deleted': 'plan'"},
         "is_deleted must be a boolean, 'plan' is a string",
     ),
     "own_name": (
-        scd2_model("bad_changes", select="*, true as is_current"),
+        {"select": "*, true as is_current"},
         "the model's column 'is_current' has a name that materialized='scd2' gives to a column of its own",
     ),
     "nothing_to_track": (
-        scd2_model("bad_changes", select="id, at"),
+        {"select": "id, at"},
         "materialized='scd2' has no column to track: the model selects only id, at",
     ),
     "null_key_policy": (
-        scd2_model("bad_changes", options="'changed_at': 'at', 'on_null_key': 'ignore'"),
+        {"options": "'changed_at': 'at', 'on_null_key': 'ignore'"},
         "on_null_key must be one of fail, quarantine, got 'ignore'",
     ),
     "null_time": (
-        scd2_model("bad_changes"),
+        {},
         "null_time has a change with NULL in at; correct the source, or set such",
     ),
     "foreign_table": (
-        scd2_model("bad_changes"),
+        {},
         "foreign_table has no column 'effective_from' as an scd2 table of this model has",
     ),
 }
@@ -546,7 +547,7 @@ def test_a_wrong_configuration_or_table_is_refused_in_one_sentence(
                 "bad_changes", options="'changed_at': 'at', 'sequence': 'n', 'on_null_key': 'quarantine'"
             ),
         }
-        | {f"models/{name}.sql": model for name, (model, _) in REFUSED.items()}
+        | {f"models/{name}.sql": scd2_model("bad_changes", **what) for name, (what, _) in REFUSED.items()}
     )
     rows = spark.createDataFrame([("u1", "basic", day(1), 1)], "id string, plan string, at timestamp, n int")
     null_time = spark.createDataFrame([("u1", "basic", None, 1), ("u2", "basic", day(1), 1)], rows.schema)

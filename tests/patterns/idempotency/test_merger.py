@@ -322,7 +322,7 @@ def test_a_row_with_null_in_its_key_or_sequence_is_refused(
     message = f"row with NULL in {column}; correct the source"
     with pytest.raises(PySparkException, match=message):  # one sentence, not a failed write
         users.merge(("b", "basic", 2, False), row)
-    with pytest.raises(SPARK_ERRORS, match=message):
+    with pytest.raises(PySparkException, match=message):
         users.load([row])
     users.holds(("a", "basic", 1, False))
 

@@ -1,0 +1,138 @@
+{#-
+    Rows without a part of their key, or of what orders them, can't be told apart or put in order. Merger and SCD Type 2
+    refuse them or set them aside by the same rules, which their options give:
+
+    {relation: the model's table, types: {column: data type}, partitions, key, nullable_key, sequence: lists of columns,
+    is_deleted: column or none, on_null_key: fail or quarantine}
+-#}
+
+{% macro required_columns(rules) %}
+    {{ return(rules.key | reject('in', rules.nullable_key) | list + rules.sequence) }}
+{% endmacro %}
+
+
+{% macro is_incomplete(rules, alias) %}
+    {%- set conditions = [] -%}
+    {%- for name in lakehouse_patterns.quoted_names(lakehouse_patterns.required_columns(rules), alias) -%}
+        {%- do conditions.append(name ~ ' is null') -%}
+    {%- endfor -%}
+    {{ return('(' ~ (conditions or ['false']) | join(' or ') ~ ')') }}
+{% endmacro %}
+
+
+{% macro null_columns(rules, alias) %}
+    {%- set names = [] -%}
+    {%- for name in lakehouse_patterns.required_columns(rules) -%}
+        {%- do names.append("case when " ~ alias ~ "." ~ adapter.quote(name) ~ " is null then '" ~ name ~ "' end") -%}
+    {%- endfor -%}
+    {{ return("concat_ws(', ', " ~ (names | join(', ')) ~ ")") }}
+{% endmacro %}
+
+
+{% macro refuse_incomplete(rules, alias, what) %}
+    {%- set advice = {
+        'fail': 'correct the source, or set such ' ~ what ~ 's aside with on_null_key: quarantine',
+        'quarantine': 'it came while others were being quarantined, run the model again'
+    } -%}
+    raise_error(concat(
+        'lakehouse_patterns: the batch of {{ rules.relation }} has a {{ what }} with NULL in ',
+        {{ lakehouse_patterns.null_columns(rules, alias) }},
+        '; {{ advice[rules.on_null_key] }}'
+    ))
+{%- endmacro %}
+
+
+{% macro rows_as_stored(rules, batch) %}
+    {#-
+        A NULL flag means "not deleted", and Delta stores an empty text in a partition column as NULL, which a later
+        merge would not recognise as the same key.
+    -#}
+    (
+        select
+            {%- for name, type in rules.types.items() %}
+            {%- set quoted = adapter.quote(name) %}
+            {% if name == rules.is_deleted -%}
+                coalesce({{ quoted }}, false) as {{ quoted }}
+            {%- elif type == 'string' and name in rules.partitions -%}
+                nullif({{ quoted }}, '') as {{ quoted }}
+            {%- else -%}
+                {{ quoted }}
+            {%- endif %}
+            {{- ',' if not loop.last }}
+            {%- endfor %}
+        from {{ batch }}
+    )
+{%- endmacro %}
+
+
+{% macro row_payload(rules, alias) %}
+    {#- Spark's own timestamp format would drop the microseconds. -#}
+    {{ return(
+        'to_json(struct(' ~ (lakehouse_patterns.quoted_names(rules.types, alias) | join(', '))
+        ~ "), map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX', 'ignoreNullFields', 'false'))"
+    ) }}
+{% endmacro %}
+
+
+{% macro quarantine_table(rules) %}
+    {{ return(rules.relation.incorporate(path={'identifier': rules.relation.identifier ~ '__quarantine'})) }}
+{% endmacro %}
+
+
+{% macro without_quarantined(rules, alias) %}
+    {%- if rules.on_null_key == 'quarantine' %}
+left anti join {{ lakehouse_patterns.quarantine_table(rules) }} as quarantine
+    on quarantine.record_hash = case
+        when {{ lakehouse_patterns.is_incomplete(rules, alias) }}
+            then sha2({{ lakehouse_patterns.row_payload(rules, alias) }}, 256)
+    end
+    {%- endif %}
+{%- endmacro %}
+
+
+{% macro quarantine_incomplete(rules, batch) %}
+    {#-
+        Sets incomplete rows aside, each once whatever the number of reruns, before the target is written. The merge
+        then leaves out the rows that are in quarantine, not all incomplete ones: a row that comes in between stops
+        the run instead of getting lost.
+    -#}
+    {%- if rules.on_null_key == 'quarantine' -%}
+        {%- set table = lakehouse_patterns.quarantine_table(rules) -%}
+        {%- call statement('create_quarantine') -%}
+            create table if not exists {{ table }} (
+                record_hash string comment 'sha2-256 of payload: a record is kept once',
+                payload string comment 'the row of the batch as JSON',
+                error_class string comment 'NULL_KEY',
+                error_message string comment 'the columns that are NULL',
+                copies bigint comment 'how often the batch held the row when it came first',
+                quarantined_at timestamp comment 'start of the dbt run'
+            )
+            using delta
+            {%- if config.get('location_root') %}
+            location '{{ config.get('location_root') }}/{{ table.identifier }}'
+            {%- endif %}
+        {%- endcall -%}
+        {%- call statement('quarantine') -%}
+            merge into {{ table }} as quarantine
+            using (
+                select
+                    sha2(payload, 256) as record_hash,
+                    payload,
+                    'NULL_KEY' as error_class,
+                    error_message,
+                    count(*) as copies,
+                    timestamp'{{ run_started_at.isoformat() }}' as quarantined_at
+                from (
+                    select
+                        {{ lakehouse_patterns.row_payload(rules, 'batch') }} as payload,
+                        concat('NULL in ', {{ lakehouse_patterns.null_columns(rules, 'batch') }}) as error_message
+                    from {{ lakehouse_patterns.rows_as_stored(rules, batch) }} as batch
+                    where {{ lakehouse_patterns.is_incomplete(rules, 'batch') }}
+                )
+                group by payload, error_message
+            ) as incomplete
+            on quarantine.record_hash = incomplete.record_hash
+            when not matched then insert *
+        {%- endcall -%}
+    {%- endif -%}
+{% endmacro %}
