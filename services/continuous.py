@@ -1,6 +1,8 @@
 """Keep silver within seconds of Kafka: topics flow into bronze, and dbt runs whenever bronze has something new.
 
-    python -m services.continuous --config conf/jobs/users_records.yml --select silver_users_flagged+
+    LAKEHOUSE_SOURCE=kafka python -m services.continuous --config conf/jobs/users_records.yml \\
+        --bootstrap_servers $KAFKA_BOOTSTRAP_SERVERS --target $LAKEHOUSE_ROOT/bronze/bronze_users_records \\
+        --checkpoint $LAKEHOUSE_ROOT/checkpoints/bronze_users_records --select silver_users_records_flagged+
 
 One process and one Spark session, so that a change waits for no start. The bronze stream is the job
 python_jobs/ingestion/change_data_capture.py with its own parameters (``--config``); the models are those of the
@@ -90,19 +92,30 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
     await_end(query, appender, params.source, SOURCE_FAILURES)
 
 
-def main(config: str, select: str) -> int:
+def main(
+    config: str,
+    select: str,
+    bootstrap_servers: str | None = None,
+    target: str | None = None,
+    checkpoint: str | None = None,
+) -> int:
     """Follow Kafka topics into silver until interrupted.
 
     Args:
         config: YAML file with the parameters of python_jobs/ingestion/change_data_capture.py.
         select: dbt models to run after each commit to bronze.
+        bootstrap_servers: as in the file, where it leaves them out.
+        target: the same.
+        checkpoint: the same.
 
     Returns:
         The exit code.
     """
+    given = {"bootstrap_servers": bootstrap_servers, "target": target, "checkpoint": checkpoint}
+    arguments = [word for name, value in given.items() if value for word in (f"--{name}", value)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        params, _ = parse_parameters(Parameters, ["--config", config])
+        params, _ = parse_parameters(Parameters, ["--config", config, *arguments])
         with only_run(Path(os.environ["LAKEHOUSE_ROOT"])):
             follow(spark_session("continuous"), params, Models(select))
     except KeyboardInterrupt:
