@@ -30,6 +30,7 @@ Source: Data Engineering Design Patterns, chapter 2, Readiness Marker.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -198,7 +199,11 @@ def main(argv: list[str] | None = None) -> None:
             raise NotReady(f"{what} is not ready after {parameters.timeout_seconds:g} s")
         return {"ready": True, **found}
 
-    run_program(Parameters, run, argv)
+    try:
+        run_program(Parameters, run, argv)
+    except WrongCondition as wrong:
+        print(f"WrongUse: {wrong}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -395,6 +395,9 @@ def test_the_sensor_waits_until_the_marker_comes(
 def test_a_condition_is_one(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(WrongCondition, match=sentence):
         is_ready(**arguments)
+    with pytest.raises(SystemExit) as end:
+        readiness_sensor.main([part for name, value in arguments.items() for part in (f"--{name}", value)])
+    assert end.value.code == 2
 
 
 def test_an_orchestrator_needs_no_spark_to_look(folder: Path) -> None:
