@@ -26,15 +26,13 @@
 {% endmacro %}
 
 {% macro default__publish_readiness(dataset, results, location_root) %}
-    {%- set statuses = {} -%}
-    {%- for result in results -%}
-        {%- do statuses.update({result.node.unique_id: result.status | string}) -%}
-    {%- endfor -%}
-    {%- set built = lakehouse_patterns._readiness_members(dataset, statuses.keys()) -%}
-    {%- if execute and built -%}
-        {%- set reasons = [] -%}
-        {%- for result in results if result.status | string not in ('success', 'pass', 'warn', 'no-op') -%}
-            {%- do reasons.append(result.node.name ~ ' ' ~ result.status) -%}
+    {%- if execute -%}
+        {%- set statuses, reasons = {}, [] -%}
+        {%- for result in results -%}
+            {%- do statuses.update({result.node.unique_id: result.status | string}) -%}
+            {%- if result.status | string not in ('success', 'pass', 'warn', 'no-op') -%}
+                {%- do reasons.append(result.node.name ~ ' ' ~ result.status) -%}
+            {%- endif -%}
         {%- endfor -%}
         {#- What --exclude leaves out is left out of the dataset; --select builds a part of it. -#}
         {%- if invocation_args_dict.get('select') or invocation_args_dict.get('selector') -%}
@@ -42,9 +40,10 @@
                 {%- do reasons.append(node.name ~ ' was not selected') -%}
             {%- endfor -%}
         {%- endif -%}
-        {%- if reasons -%}
+        {%- set built = lakehouse_patterns._readiness_members(dataset, statuses.keys()) -%}
+        {%- if built and reasons -%}
             {%- do log('readiness of ' ~ dataset ~ ' is not published: ' ~ (reasons | join(', ')), info=true) -%}
-        {%- else -%}
+        {%- elif built -%}
             {%- do run_query(lakehouse_patterns._readiness_publish_sql(
                 lakehouse_patterns._readiness_ledger(location_root),
                 dataset,

@@ -37,6 +37,7 @@ DEVICES_2 = [
     ("mac", "MacBook Air", "macOS"),
     ("htc", "One", "Android 12"),
 ]
+SIXTY = [*DEVICES, *(("ipad", f"iPad {number}", "1") for number in range(10))]
 
 
 @dataclass
@@ -105,79 +106,97 @@ def polled_counts(devices: Devices) -> Iterator[list[Any]]:
 # --- versions -------------------------------------------------------------------------------------------
 
 
-def test_the_target_equals_the_newest_version_whatever_was_loaded_before(devices: Devices) -> None:
-    devices.land("2024-01-01", DEVICES)
-    first = devices.load("2024-01-01")
+class Loads(Devices):
+    """Loads of one target one after the other: what each reported, left and let readers see; see `loads`."""
+
+    seen_changing: list[Any]
+    seen_reloading: list[Any]
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        super().__init__(spark, root / "landing", str(root / "bronze" / "devices"))
+        self.reports: dict[str, dict[str, Any]] = {}
+        self.left: dict[str, list[tuple[Any, ...]]] = {}
+
+    def step(
+        self, name: str, date: str, rows: list[tuple[str | None, ...]] | None = None, **parameters: Any
+    ) -> None:
+        if rows is not None:
+            self.land(date, rows)
+        self.reports[name] = self.load(date, **parameters)
+        self.note(name)
+
+    def note(self, name: str) -> None:
+        self.left[name] = [tuple(row) for row in self.rows().collect()]
+
+
+@pytest.fixture(scope="module")
+def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loads:
+    loads = Loads(spark, tmp_path_factory.mktemp("loads"))
+    loads.step("day 1", "2024-01-01", DEVICES)
+    loads.step("again", "2024-01-01")
+    with polled_counts(loads) as loads.seen_changing:
+        loads.step("day 2", "2024-01-02", DEVICES_2)
+    with polled_counts(loads) as loads.seen_reloading:
+        loads.step("day 2 anew", "2024-01-02", SIXTY)
+    loads.step("back", "2024-01-01", step="expose")
+    spark.sql(f"restore table delta.`{loads.target}` to version as of 1").collect()
+    loads.note("restored")
+    loads.step("forth", "2024-01-02", step="expose")
+    loads.step("backfill", "2023-12-31", DEVICES[:30])
+    return loads
+
+
+def test_the_target_equals_the_newest_version_whatever_was_loaded_before(loads: Loads) -> None:
+    first, again = loads.reports["day 1"], loads.reports["again"]
     assert (first["loaded"], first["exposed"], first["rows"], first["previous_rows"]) == (True, True, 50, 0)
-    assert_rows(devices.rows(), DEVICES)
-
-    again = devices.load("2024-01-01")  # the same files are not even read
-    assert (again["loaded"], again["exposed"], again["rows"]) == (False, False, 50)
-    assert (devices.rows().count(), devices.commits()) == (50, 1)
-
-    devices.land("2024-01-02", DEVICES_2)
-    assert devices.load("2024-01-02")["rows"] == 51
-    assert_rows(devices.rows(), DEVICES_2)
-    assert ("lg", "G2x", "Android 14") not in {tuple(row) for row in devices.rows().collect()}
-
-
-def test_readers_see_the_version_before_or_the_new_one(devices: Devices) -> None:
-    devices.land("2024-01-01", DEVICES)
-    devices.load("2024-01-01")
-    devices.land("2024-01-02", [*DEVICES, *(("ipad", f"iPad {number}", "1") for number in range(10))])
-    with polled_counts(devices) as seen:
-        devices.load("2024-01-02")
-        devices.load("2024-01-01", step="expose")
-        devices.load("2024-01-02", step="expose")
-    assert set(seen) == {50, 60}
+    assert_rows(loads.left["day 1"], DEVICES)
+    # The same files are not even read.
+    assert (again["loaded"], again["exposed"], again["table_version"], again["rows"]) == (
+        False,
+        False,
+        None,
+        50,
+    )
+    assert_rows(loads.left["again"], DEVICES)
+    assert loads.reports["day 2"]["rows"] == 51
+    assert_rows(loads.left["day 2"], DEVICES_2)
+    assert ("lg", "G2x", "Android 14") not in loads.left["day 2"]
 
 
-def test_the_exposed_version_can_be_loaded_again(devices: Devices) -> None:
-    devices.land("2024-01-01", DEVICES)
-    devices.load("2024-01-01")
-    devices.land("2024-01-01", DEVICES_2)
-    with polled_counts(devices) as seen:
-        assert devices.load("2024-01-01")["exposed"]
-    assert set(seen) <= {50, 51}
-    assert_rows(devices.rows(), DEVICES_2)
+def test_readers_see_the_version_before_or_the_new_one(loads: Loads) -> None:
+    assert loads.seen_changing[-1] == 51
+    assert set(loads.seen_changing) <= {50, 51}
 
 
-def test_exposing_an_older_version_takes_readers_back_as_restore_does(devices: Devices) -> None:
-    devices.land("2024-01-01", DEVICES)
-    devices.land("2024-01-02", DEVICES_2)
-    devices.load("2024-01-01")
-    devices.load("2024-01-02")
-    assert devices.load("2024-01-01", step="expose")["exposed_version"] == "20240101"
-    assert_rows(devices.rows(), DEVICES)
+def test_the_exposed_version_can_be_loaded_again(loads: Loads) -> None:
+    assert loads.reports["day 2 anew"]["exposed"]
+    assert loads.seen_reloading[-1] == 60
+    assert set(loads.seen_reloading) <= {51, 60}
+    assert_rows(loads.left["day 2 anew"], SIXTY)
 
-    devices.load("2024-01-02", step="expose")
-    devices.spark.sql(f"restore table delta.`{devices.target}` to version as of 0").collect()
-    assert_rows(devices.rows(), DEVICES)
+
+def test_exposing_an_older_version_takes_readers_back_as_restore_does(loads: Loads) -> None:
+    assert loads.reports["back"]["exposed_version"] == "20240101"
+    assert_rows(loads.left["back"], DEVICES)
+    assert_rows(loads.left["restored"], DEVICES_2)
     # After another hand's commit nothing is taken for exposed.
-    assert devices.load("2024-01-02", step="expose")["exposed"]
-    assert_rows(devices.rows(), DEVICES_2)
+    assert loads.reports["forth"]["exposed"]
+    assert_rows(loads.left["forth"], SIXTY)
 
 
-def test_a_backfill_writes_the_version_of_its_logical_date_and_exposes_nothing(devices: Devices) -> None:
-    devices.land("2024-01-02", DEVICES_2)
-    devices.load("2024-01-02")
-    devices.land("2024-01-01", DEVICES)
-    backfill = devices.load("2024-01-01")
-    assert backfill["version_table"] == f"{devices.target}_20240101"
+def test_a_backfill_writes_the_version_of_its_logical_date_and_exposes_nothing(loads: Loads) -> None:
+    backfill = loads.reports["backfill"]
+    assert backfill["version_table"] == f"{loads.target}_20231231"
     assert (backfill["exposed"], backfill["exposed_version"]) == (False, "20240102")
-    assert_rows(devices.spark.read.format("delta").load(f"{devices.target}_20240101"), DEVICES)
-    assert_rows(devices.rows(), DEVICES_2)
+    assert_rows(loads.spark.read.format("delta").load(f"{loads.target}_20231231"), DEVICES[:30])
+    assert_rows(loads.left["backfill"], SIXTY)
 
 
 def test_old_versions_are_dropped_but_not_the_exposed_one_nor_strangers(devices: Devices) -> None:
-    stranger = f"{devices.target}_20230101"
-    devices.spark.range(1).write.format("delta").save(stranger)
-    for day in (1, 2, 3):
+    devices.spark.range(1).write.format("delta").save(f"{devices.target}_20230101")
+    for day in (1, 2, 3, 4):
         devices.land(f"2024-01-0{day}", DEVICES)
-        devices.load(f"2024-01-0{day}", keep_versions=3)
-    devices.load("2024-01-01", step="expose", keep_versions=3)
-    devices.land("2024-01-04", DEVICES)
-    devices.load("2024-01-04", step="load", keep_versions=2)  # loading alone drops nothing
+        devices.load(f"2024-01-0{day}", step="load", keep_versions=2)  # loading alone drops nothing
     report = devices.load("2024-01-01", step="expose", keep_versions=2)
     assert report["dropped_versions"] == ["20240102"]
     assert sorted(version_tables(devices.spark, devices.target)) == [
@@ -267,7 +286,7 @@ def test_a_bad_dataset_fails_the_load_and_the_version_before_stays(
 
 def test_a_refused_version_is_not_exposed_later_either(exposed: Devices) -> None:
     exposed.land("2024-01-02", [*DEVICES, DEVICES[1]])
-    for step in ("load_and_expose", "load_and_expose", "expose"):
+    for step in ("load_and_expose", "expose"):
         with pytest.raises(DataRefused, match="more than once"):
             exposed.load("2024-01-02", step=step)
 
