@@ -2,8 +2,9 @@
     Audit-Write-Audit-Publish: what readers see has passed its audits, or says which it has not.
 
     The model's rows are written to a staging table, audited there in one scan, and published in one Delta
-    commit. The staging table is a managed one in a schema of its own, `<schema>__staging`: readers have no
-    business there, no model refers to it, and dropping it drops its files, also those that a killed run left.
+    commit. The staging table is a managed one in a schema of its own, `<schema>__staging`, whose folder lies beside
+    the model's `location_root`, on storage that every executor reaches: readers have no business there, no model
+    refers to it, and dropping it drops its files, also those that a killed run left.
 
     Order of the writes: rejected rows, audit results, published rows. Each replaces what it wrote for the same
     periods before, so a run that dies between two of them is repaired by the next one; and an issue is on
@@ -64,12 +65,16 @@
         "materialized='awap' needs file_format='delta', got '" ~ config.get('file_format') ~ "'"
     ) -%}
     {%- do lakehouse_patterns.require_known_keys(
-        'awap', given, ['audits', 'input_audits', 'period', 'from', 'to', 'history']
+        'awap', given, ['audits', 'input_audits', 'period', 'is_deleted', 'from', 'to', 'history']
     ) -%}
     {%- do lakehouse_patterns.require(given.get('audits'), 'awap needs audits, a list of at least one') -%}
     {%- do lakehouse_patterns.require(
         ('from' in given) == ('to' in given) and ('from' not in given or 'period' in given),
         'awap takes from and to together, and with a period column'
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        'is_deleted' not in given or ('period' in given and 'from' not in given),
+        'awap takes is_deleted with a period column and without from and to, which say already what is gone'
     ) -%}
     {%- set audits = [] -%}
     {%- for audit in given.audits -%}
@@ -83,6 +88,7 @@
         'audits': audits,
         'input_audits': given.get('input_audits', []),
         'period': given.get('period'),
+        'is_deleted': given.get('is_deleted'),
         'from': given.get('from'),
         'to': given.get('to'),
         'history': given.get('history', 7),
@@ -214,7 +220,10 @@
 
 {% macro _awap_stage(staging, compiled_code) %}
     {#- Statistics would be collected for a table that is read once, whole. -#}
-    {%- do run_query('create schema if not exists ' ~ staging.schema) -%}
+    {%- set root = config.get('location_root') -%}
+    {%- do run_query(
+        'create schema if not exists ' ~ staging.schema ~ (" location '" ~ root ~ "__staging'" if root else '')
+    ) -%}
     {%- call statement('stage') -%}
         create or replace table {{ staging }}
         using delta
@@ -242,13 +251,15 @@
 
 {% macro _awap_scope(options, staging, existing_relation) %}
     {#-
-        What this run replaces. `interval` is the SQL condition of `[from, to)`, if given; `target` is the
-        published table when only some of its periods are replaced, else none.
+        What this run replaces. `rows` are the staged rows that are audited and published, in SQL; `interval` is the
+        SQL condition of `[from, to)`, if given; `target` is the published table when only some of its periods are
+        replaced, else none.
     -#}
     {%- set columns = adapter.get_columns_in_relation(staging) -%}
     {%- set rebuilds = existing_relation is none or should_full_refresh() or not existing_relation.is_delta -%}
     {%- set scope = {
         'staging': staging,
+        'rows': staging,
         'columns': columns,
         'existing': existing_relation,
         'target': none if rebuilds or not options.period else existing_relation,
@@ -269,6 +280,16 @@
             "period '" ~ options.period ~ "' is no column of the model; it has " ~ (types.keys() | join(', '))
         ) -%}
         {%- do scope.update({'period': adapter.quote(options.period), 'type': types[options.period | lower]}) -%}
+    {%- endif -%}
+    {%- if options.is_deleted -%}
+        {%- do lakehouse_patterns.require(
+            types.get(options.is_deleted | lower) == 'boolean',
+            "is_deleted must be a boolean column of the model, '" ~ options.is_deleted ~ "' is "
+            ~ types.get(options.is_deleted | lower, 'none of its columns')
+        ) -%}
+        {%- do scope.update({
+            'rows': '(select * from ' ~ staging ~ ' where ' ~ adapter.quote(options.is_deleted) ~ ' is not true)'
+        }) -%}
     {%- endif -%}
     {%- if options.from -%}
         {%- set bounds = run_query(
@@ -293,7 +314,10 @@
 {#- Audit 2: the staged rows, in one scan ---------------------------------------------------------------------- -#}
 
 {% macro _awap_measure(options, scope) %}
-    {#- One dict a period (without `period`: one in all) and audit: run, row_count, audit, value, baseline. -#}
+    {#-
+        One dict a period (without `period`: one in all) and audit: run, row_count, audit, value, baseline. One without
+        `audit` is a period of which nothing but deleted rows is staged: there is nothing to measure, it goes.
+    -#}
     {%- set measured = [] -%}
     {%- for row in run_query(lakehouse_patterns._awap_audit_sql(options, scope)).rows -%}
         {%- do measured.append(fromjson(row[0])) -%}
@@ -322,7 +346,7 @@ with staged as (
         {%- for audit in options.audits %},
         try_cast({{ audit.value }} as double) as value_{{ loop.index }}
         {%- endfor %}
-    from {{ scope.staging }}
+    from {{ scope.rows }}
     {%- if options.period %}
     group by {{ scope.period }}
     {%- endif %}
@@ -431,17 +455,26 @@ measured as (
 
 select to_json(struct(run, row_count, is_in_interval, audit, value, baseline)) as measured
 from measured
+{%- if options.is_deleted %}
+
+union all
+
+select to_json(struct(cast({{ scope.period }} as string) as run, count(*) as row_count, true as is_in_interval)) as measured
+from {{ scope.staging }}
+group by {{ scope.period }}
+having bool_and({{ adapter.quote(options.is_deleted) }})
+{%- endif %}
 {% endmacro %}
 
 
 {% macro _awap_findings(options, scope, measured) %}
     {#-
         Judges each measured value. Returns `results` (what is recorded of published periods), `rejected` (periods
-        of which nothing is published, with the audits that say so), `periods` (all), `messages` (one for each
-        issue), whether the run `has_rejects` and whether it must `fail` before or `error` after publishing.
+        of which nothing is published, with the audits that say so), `periods` (all), `deleted` (those of them that
+        have no rows any more), `messages` (one for each issue), whether the run `has_rejects` and whether it must `fail` before or `error` after publishing.
     -#}
     {%- set found = {
-        'results': [], 'rejected': {}, 'periods': [], 'messages': [],
+        'results': [], 'rejected': {}, 'periods': [], 'deleted': [], 'messages': [],
         'has_rejects': false, 'fail': false, 'error': false,
     } -%}
     {%- set audits = {} -%}
@@ -450,13 +483,16 @@ from measured
     {%- endfor -%}
     {%- set results = [] -%}
     {%- for row in measured -%}
-        {%- set audit = audits[row.audit] -%}
+        {%- set audit = audits.get(row.get('audit')) -%}
         {%- if row.get('run') is none or not row.is_in_interval -%}
             {%- set message = row.row_count ~ ' rows have '
                 ~ (options.period ~ ' ' ~ row.run ~ ', outside ' ~ scope.interval if row.get('run') is not none
                    else 'NULL in the period column ' ~ options.period) -%}
             {%- do found.messages.append(message) if message not in found.messages -%}
             {%- do found.update({'fail': true}) -%}
+        {%- elif not row.get('audit') -%}
+            {%- do found.periods.append(row.run) -%}
+            {%- do found.deleted.append(row.run) -%}
         {%- else -%}
             {%- set result = lakehouse_patterns._awap_judge(audit, row) -%}
             {%- do found.periods.append(row.run) if row.run not in found.periods -%}
@@ -574,7 +610,7 @@ select
             else array_compact(array(cast(null as string)))
         end
     )) as rejected_by
-from {{ scope.staging }} as staged
+from {{ scope.rows }} as staged
 {% endmacro %}
 
 
@@ -601,13 +637,15 @@ from {{ scope.staging }} as staged
 
 
 {% macro _awap_write_results(options, scope, findings) %}
+    {%- set listed = [] -%}
+    {%- for run in findings.results | map(attribute='run') | unique | list + findings.deleted -%}
+        {%- do listed.append("'" ~ lakehouse_patterns._awap_escape(run) ~ "'") -%}
+    {%- endfor -%}
     {%- if findings.results -%}
-        {%- set runs = findings.results | map(attribute='run') | unique | list -%}
         {%- call statement('write_results') -%}
             {%- if scope.results.columns and (scope.target or not options.period) -%}
             insert into {{ scope.results.relation }}
-            replace where
-                run in ({% for run in runs %}'{{ lakehouse_patterns._awap_escape(run) }}'{{ ', ' if not loop.last }}{% endfor %})
+            replace where run in ({{ listed | join(', ') }})
             {%- else -%}
             create or replace table {{ scope.results.relation }}
             using delta
@@ -616,6 +654,8 @@ from {{ scope.staging }} as staged
             {%- endif %}
             {{ lakehouse_patterns._awap_results_sql(findings.results) }}
         {%- endcall -%}
+    {%- elif listed and scope.results.columns -%}
+        {%- do run_query('delete from ' ~ scope.results.relation ~ ' where run in (' ~ (listed | join(', ')) ~ ')') -%}
     {%- endif -%}
 {% endmacro %}
 
@@ -663,7 +703,7 @@ from values
 from ({{ lakehouse_patterns._awap_judged_rows(options, scope, findings) }})
 where size(rejected_by) = 0
         {%- else -%}
-from {{ scope.staging }}
+from {{ scope.rows }}
         {%- endif -%}
     {%- endset -%}
     {%- if scope.target -%}

@@ -80,7 +80,8 @@ class Lakehouse:
         flags = ["--project-dir", str(REPOSITORY), "--profiles-dir", str(REPOSITORY / "profiles")]
         flags += ["--log-path", str(self.root / "logs"), "--target-path", str(self.root / "target")]
         if Lakehouse._in_catalog != self.root:
-            self.spark.sql("drop database if exists lakehouse cascade")
+            for database in ("lakehouse", "lakehouse__staging"):
+                self.spark.sql(f"drop database if exists {database} cascade")
             Lakehouse._in_catalog = self.root
         with (
             environment(LAKEHOUSE_ROOT=str(self.root), DBT_SEND_ANONYMOUS_USAGE_STATS="false"),

@@ -67,6 +67,13 @@ WINDOW = model(
     ]}""",
     "select day, visitors from {{ source('raw', 'window') }}",
 )
+COUNTED = model(
+    """{'period': 'day', 'is_deleted': 'is_deleted', 'audits': [
+        {'name': 'rows', 'type': 'row_count', 'min': 1},
+        {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.5}
+    ]}""",
+    "select day, visitors, visitors = 0 as is_deleted from {{ source('raw', 'window') }}",
+)
 INPUT = model(
     """{'input_audits': [
         {'input': 'pages', 'min_rows': 100, 'min_bytes': 1000000, 'columns': ['user_id', 'ip', 'login']}
@@ -97,6 +104,7 @@ FILES = {
     "models/strict.sql": STRICT,
     "models/daily.sql": DAILY,
     "models/windowed.sql": WINDOW,
+    "models/counted.sql": COUNTED,
     "models/with_input_audit.sql": INPUT,
     "models/properties.yml": PROPERTIES,
 }
@@ -337,6 +345,24 @@ def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProj
     assert "Audit 'rows' (annotate, 2024-07-02)" in project.fails("run", "--select", "windowed")
 
 
+def test_a_day_that_the_model_finds_empty_goes_without_an_audit(project: DbtProject) -> None:
+    def day(date: dt.date | None, visitors: int) -> None:
+        project.source("window", project.spark.createDataFrame([(date, visitors)], "day date, visitors long"))
+
+    day(JULY_1, 10)
+    project.run("run", "--select", "counted")
+    day(JULY_2, 20)
+    project.run("run", "--select", "counted")
+    day(JULY_2, 0)
+    project.run("run", "--select", "counted")
+    assert_rows(project.table("counted"), [(JULY_1, 10, False)])
+    results = project.table("counted__audit_results").select("run").distinct()
+    assert_rows(results, [("2024-07-01",)])  # of what is published
+
+    day(None, 0)
+    assert "1 rows have NULL in the period column day" in project.fails("run", "--select", "counted")
+
+
 # Staging ----
 
 
@@ -364,7 +390,7 @@ def test_a_killed_run_leaves_the_published_version(project: DbtProject, tmp_path
     assert state is TableState.DATA_WITHOUT_LOG
     assert versions(project, "batches") == before
     assert project.table("batches").count() == 3
-    staging = project.root / "warehouse" / f"{project.schema}__staging.db" / "batches"
+    staging = project.location.parent / f"{project.location.name}__staging" / "batches"
     assert staging.is_dir()  # what the dead run left
 
     assert run_dbt(project, "batches").returncode == 0
@@ -408,9 +434,18 @@ def audited(
     """Return the audit query over these staged rows."""
     given = given | {"audits": [render("_awap_audit", given=audit) for audit in given["audits"]]}
     rows.createOrReplaceTempView("awap_staged")
-    default = {"staging": "awap_staged", "period": given["period"], "run": "2024-07-01", "interval": None}
+    default = {
+        "staging": "awap_staged",
+        "rows": "awap_staged",
+        "period": given["period"],
+        "run": "2024-07-01",
+    }
     return spark.sql(
-        render("_awap_audit_sql", options=given, scope=default | {"target": None, "results": {}} | scope)
+        render(
+            "_awap_audit_sql",
+            options=given,
+            scope=default | {"interval": None, "target": None, "results": {}} | scope,
+        )
     )
 
 
