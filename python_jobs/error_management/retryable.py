@@ -94,6 +94,8 @@ def classify(error: BaseException) -> Failure:
     """Return the class of an error of Python's, requests', Spark's or Delta's; subclasses share their parent's."""
     if isinstance(error, requests.RequestException):
         return _classify_request(error)
+    if isinstance(error, RetryBudgetExhausted):
+        return Failure.UNKNOWN  # tried enough; whoever counts failures has to count this one
     if isinstance(error, RateLimited | ConnectionRefusedError):
         return Failure.TRANSIENT
     if isinstance(error, ConnectionError | TimeoutError):

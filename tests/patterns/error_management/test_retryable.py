@@ -223,6 +223,7 @@ def test_retry_after_is_read_as_seconds_or_as_a_date(error: Exception, seconds: 
         (KeyError("x"), Failure.PERMANENT),
         (WrongUse("x"), Failure.PERMANENT),
         (RuntimeError("x"), Failure.UNKNOWN),
+        (RetryBudgetExhausted("x"), Failure.UNKNOWN),
         (RuntimeError("java.io.IOException: Permission denied"), Failure.PERMANENT),
         (RuntimeError("java.io.IOException: connection reset"), Failure.AMBIGUOUS),
         (RuntimeError("java.net.ConnectException: refused"), Failure.TRANSIENT),

@@ -1,0 +1,379 @@
+"""Circuit Breaker: a dependency that keeps failing isn't called for a while, then one call probes whether it is back.
+
+*Closed*, calls pass and their outcomes are kept for a sliding window. When the last ``failures_in_a_row`` calls have
+failed, or a share of ``failure_rate`` of at least ``minimum_calls``, the circuit *opens*: calls are rejected with
+:class:`CircuitOpen`, the dependency is left alone. After ``open_seconds`` it is *half open*: exactly one caller may
+probe. Its success closes the circuit and forgets the window, its failure opens the circuit for as long again.
+
+The state is one JSON file for each circuit, changed under a lock: it survives the process, and all processes of a
+machine share it. Calls run outside of the lock. An error that is the caller's own fault (permanent, as
+:func:`~.retryable.classify` has it) says nothing of the dependency and is not counted.
+
+In a Spark job guard calls on the driver: executors on other machines don't see the file.
+
+Sources: the guide's Circuit Breaker (chapters 2 and 10.3); M. Nygard, *Release It!*; resilience4j, for counting a
+rate over a window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import filelock
+
+from python_jobs.error_management.retryable import Failure, classify
+from python_jobs.job import JobFailed, NotReady, WrongUse
+
+Result = TypeVar("Result")
+
+FORMAT_VERSION = 1
+_LOCK_SECONDS = 30
+_LOG = logging.getLogger(__name__)
+
+
+class CircuitOpen(NotReady):
+    """The call was rejected and the dependency not touched."""
+
+
+class State(enum.StrEnum):
+    """What a circuit does with the next call."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True)
+class BreakerPolicy:
+    """When a circuit opens, and for how long."""
+
+    failures_in_a_row: int = 5
+    """Failures without a success between them that open it."""
+    failure_rate: float = 0.5
+    """Share of failed calls that opens it (0.5 = 50 %), however they are mixed with successes."""
+    minimum_calls: int = 20
+    """Fewest calls in the window for that share to count."""
+    window_seconds: float = 600
+    """How long an outcome is remembered."""
+    open_seconds: float = 60
+    """Time without calls before a probe; also how long a probe may be unanswered before there is another one."""
+
+    def __post_init__(self) -> None:
+        if self.failures_in_a_row < 1 or self.minimum_calls < 1:
+            raise WrongUse("failures_in_a_row and minimum_calls must be at least 1")
+        if not 0 < self.failure_rate <= 1:
+            raise WrongUse(f"failure_rate is {self.failure_rate}; it is a share above 0 and up to 1")
+        if self.window_seconds <= 0 or self.open_seconds <= 0:
+            raise WrongUse("window_seconds and open_seconds must be above 0")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one call ended."""
+
+    at: float
+    """Seconds since 1970."""
+    ok: bool
+    subject: str | None = None
+    """What the call was about; a later outcome of the same subject replaces this one."""
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """All that is known of one circuit, as its file holds it."""
+
+    state: State = State.CLOSED
+    changed_at: float | None = None
+    """When the state changed last."""
+    retry_at: float | None = None
+    """Open: when a probe may go. Half open: when the probe is given up. Closed: None."""
+    reason: str | None = None
+    """What opened it last."""
+    openings: int = 0
+    """How often it went from closed to open: the number of alerts."""
+    transitions: int = 0
+    """How often the state changed."""
+    probe: str | None = None
+    """Id of the probe under way."""
+    outcomes: tuple[Outcome, ...] = ()
+    """Outcomes in the window, oldest first."""
+    pending: tuple[str, ...] = ()
+    """Slices of a guarded pipeline that are still owed, in order."""
+
+    def to(self, state: State, now: float, **changes: Any) -> Circuit:
+        """Return the circuit in another state."""
+        return dataclasses.replace(
+            self, **({"probe": None} | changes), state=state, changed_at=now, transitions=self.transitions + 1
+        )
+
+
+@dataclass(frozen=True)
+class Permit:
+    """Leave to make one call."""
+
+    probe: str | None = None
+    """Id of the probe, None for a call of a closed circuit."""
+
+
+def admit(circuit: Circuit, now: float, policy: BreakerPolicy) -> tuple[Circuit, Permit | None]:
+    """Return the circuit after somebody asked to call, and the permit, None if the call is rejected."""
+    if circuit.state is State.CLOSED:
+        return circuit, Permit()
+    assert circuit.retry_at is not None
+    # If the clock was set back, nobody waits longer than a whole pause from now.
+    retry_at = min(circuit.retry_at, now + policy.open_seconds)
+    if now < retry_at:
+        return dataclasses.replace(circuit, retry_at=retry_at), None
+    probe = str(uuid.uuid4())
+    half_open = circuit.to(State.HALF_OPEN, now, probe=probe, retry_at=now + policy.open_seconds)
+    return half_open, Permit(probe)
+
+
+def record(
+    circuit: Circuit,
+    permit: Permit,
+    ok: bool | None,
+    now: float,
+    policy: BreakerPolicy,
+    reason: str = "",
+    subject: str | None = None,
+) -> Circuit:
+    """Return the circuit after a call has ended; ``ok`` None says that its end tells nothing of the dependency."""
+    if circuit.state is State.CLOSED:
+        if ok is None or permit.probe is not None:
+            return circuit
+        kept = [
+            outcome
+            for outcome in circuit.outcomes
+            if abs(now - outcome.at) <= policy.window_seconds
+            and (subject is None or outcome.subject != subject)
+        ]
+        circuit = dataclasses.replace(circuit, outcomes=(*kept, Outcome(now, ok, subject)))
+        if not _must_open(circuit.outcomes, policy):
+            return circuit
+        return circuit.to(
+            State.OPEN, now, retry_at=now + policy.open_seconds, reason=reason, openings=circuit.openings + 1
+        )
+    if permit.probe is None or permit.probe != circuit.probe:
+        return circuit  # it began before the circuit opened, or was given up: others decide
+    if ok:
+        return circuit.to(State.CLOSED, now, retry_at=None, outcomes=())
+    wait = 0 if ok is None else policy.open_seconds
+    return circuit.to(State.OPEN, now, retry_at=now + wait, reason=reason or circuit.reason)
+
+
+def _must_open(outcomes: tuple[Outcome, ...], policy: BreakerPolicy) -> bool:
+    latest = outcomes[-policy.failures_in_a_row :]
+    if len(latest) == policy.failures_in_a_row and not any(outcome.ok for outcome in latest):
+        return True
+    failed = sum(not outcome.ok for outcome in outcomes)
+    return len(outcomes) >= policy.minimum_calls and failed / len(outcomes) >= policy.failure_rate
+
+
+class CircuitFile:
+    """The file of one circuit: ``<folder>/<name>.json``, one line, replaced whole under a lock."""
+
+    def __init__(self, folder: str | Path, name: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9][\w=-]*", name):
+            raise WrongUse(f"'{name}' is no name of a circuit; use letters, digits, '_', '=' and '-'")
+        self.name = name
+        self.path = Path(folder) / f"{name}.json"
+
+    def read(self) -> Circuit:
+        """Return the circuit; a new one is closed.
+
+        Raises:
+            JobFailed: the file is not one that this class writes.
+        """
+        try:
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            outcomes = tuple(
+                Outcome(_seconds(entry["at"]), entry["ok"], entry["subject"]) for entry in stored["outcomes"]
+            )
+            return Circuit(
+                state=State(stored["state"]),
+                changed_at=stored["changed_at"] and _seconds(stored["changed_at"]),
+                retry_at=stored["retry_at"] and _seconds(stored["retry_at"]),
+                outcomes=outcomes,
+                pending=tuple(stored["pending"]),
+                **{name: stored[name] for name in ("reason", "openings", "transitions", "probe")},
+            )
+        except FileNotFoundError:
+            return Circuit()
+        except (ValueError, KeyError, TypeError) as failure:
+            # A circuit of unknown state must neither let calls through nor be made anew in silence.
+            raise JobFailed(
+                f"the circuit's file {self.path} can't be read ({type(failure).__name__}); mend or remove it"
+            ) from None
+
+    def change(self, function: Callable[[Circuit], tuple[Circuit, Result]]) -> Result:
+        """Replace the circuit by what ``function`` makes of it, as one step; return its second result."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(self.path.with_name(f".{self.name}.lock"), timeout=_LOCK_SECONDS):
+            before = self.read()
+            after, result = function(before)
+            if after != before or not self.path.exists():
+                aside = self.path.with_name(f".{self.name}.{uuid.uuid4()}")
+                aside.write_text(json.dumps(self._as_dict(after)) + "\n", encoding="utf-8")
+                aside.replace(self.path)
+        if after.openings > before.openings:
+            _LOG.error("alert: the circuit '%s' has opened: %s", self.name, after.reason)
+        return result
+
+    def _as_dict(self, circuit: Circuit) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            **dataclasses.asdict(circuit),
+            "changed_at": None if circuit.changed_at is None else _iso(circuit.changed_at),
+            "retry_at": None if circuit.retry_at is None else _iso(circuit.retry_at),
+            "outcomes": [
+                dataclasses.asdict(outcome) | {"at": _iso(outcome.at)} for outcome in circuit.outcomes
+            ],
+        }
+
+
+def _iso(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat()
+
+
+def _seconds(text: str) -> float:
+    return dt.datetime.fromisoformat(text).timestamp()
+
+
+@dataclass(frozen=True)
+class Answer(Generic[Result]):
+    """A value and whether it is fresh."""
+
+    value: Result
+    stale: bool
+    """Whether it is the last good value, because the dependency gave none now."""
+    read_at: float
+    """When the dependency gave it, seconds since 1970."""
+
+
+class CircuitBreaker:
+    """Guards the calls to one dependency, or to one partition of it; threads and processes may share it.
+
+    Args:
+        name: name of the dependency, part of the file's name.
+        folder: folder of the circuits' files.
+        policy: when to open.
+        classifier: from an error to its class; permanent ones are not counted.
+        clock: seconds since 1970; as the file outlives the machine's uptime, a monotonic clock can't serve. A clock
+            that is set back makes nobody wait longer than ``open_seconds``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: str | Path,
+        policy: BreakerPolicy | None = None,
+        *,
+        classifier: Callable[[BaseException], Failure] = classify,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.file = CircuitFile(folder, name)
+        self.policy = policy or BreakerPolicy()
+        self._classifier = classifier
+        self._clock = clock
+        self._last_good: Answer[Any] | None = None
+
+    def call(
+        self, operation: Callable[[], Result], failed: Callable[[Result], bool] = lambda result: False
+    ) -> Result:
+        """Return what ``operation`` returns, if it may be called.
+
+        ``failed`` says which results are failures, such as an HTTP answer of 500, which is no exception.
+
+        Raises:
+            CircuitOpen: it may not.
+            Exception: what the operation raised.
+        """
+        permit = self.admit()
+        try:
+            result = operation()
+        except BaseException as error:
+            counts = isinstance(error, Exception) and self._classifier(error) is not Failure.PERMANENT
+            self.record(permit, False if counts else None, type(error).__name__)
+            raise
+        self.record(permit, not failed(result), "a result that counts as failure")
+        return result
+
+    def call_or_last_good(
+        self, operation: Callable[[], Result], failed: Callable[[Result], bool] = lambda result: False
+    ) -> Answer[Result]:
+        """Return a fresh value, or the last good one that this object has seen, marked as stale.
+
+        Raises:
+            Exception: no fresh value and no last good one; or a permanent error, which an old value would hide.
+        """
+        try:
+            result = self.call(operation, failed)
+        except Exception as error:
+            is_own_fault = not isinstance(error, CircuitOpen) and self._classifier(error) is Failure.PERMANENT
+            if self._last_good is None or is_own_fault:
+                raise
+            return dataclasses.replace(self._last_good, stale=True)
+        if not failed(result):
+            self._last_good = Answer(result, stale=False, read_at=self._clock())
+            return self._last_good
+        if self._last_good is None:
+            raise JobFailed(f"'{self.file.name}' gave no good value, and there is no earlier one")
+        return dataclasses.replace(self._last_good, stale=True)
+
+    def admit(self) -> Permit:
+        """Return the permit for one call, whose end must be given to :meth:`record`.
+
+        Raises:
+            CircuitOpen: the circuit is open, or another caller's probe is under way.
+        """
+
+        def ask(circuit: Circuit) -> tuple[Circuit, tuple[Circuit, Permit | None]]:
+            after, permit = admit(circuit, self._clock(), self.policy)
+            return after, (after, permit)
+
+        circuit, permit = self.file.change(ask)
+        if permit is None:
+            assert circuit.retry_at is not None
+            raise CircuitOpen(
+                f"the circuit '{self.file.name}' is {circuit.state.replace('_', ' ')} until "
+                f"{_iso(circuit.retry_at)} ({circuit.reason}); nothing was called"
+            )
+        return permit
+
+    def record(
+        self, permit: Permit, ok: bool | None, reason: str = "", subject: str | None = None
+    ) -> Circuit:
+        """Take down how a call ended: good, failed, or (None) in a way that tells nothing of the dependency."""
+
+        def take_down(circuit: Circuit) -> tuple[Circuit, Circuit]:
+            after = record(circuit, permit, ok, self._clock(), self.policy, reason, subject)
+            return after, after
+
+        return self.file.change(take_down)
+
+    def reset(self) -> None:
+        """Close the circuit by hand and forget the window; what is owed stays owed."""
+
+        def close(circuit: Circuit) -> tuple[Circuit, None]:
+            if circuit.state is State.CLOSED:
+                return dataclasses.replace(circuit, outcomes=()), None
+            return circuit.to(State.CLOSED, self._clock(), retry_at=None, outcomes=()), None
+
+        self.file.change(close)
+
+    def status(self) -> Circuit:
+        """Return the circuit as it is now: state, openings and transitions are its metrics."""
+        return self.file.read()

@@ -1,0 +1,234 @@
+"""Circuit Breaker for Data Pipelines: a source that delivers rubbish isn't read for a while, then one slice probes it.
+
+Guards the command that loads one slice (hour or day) of a source, any ``spark-submit`` or ``dbt`` call, by its exit
+code: 0 is good, 1 (failed) and 3 (data refused by an audit) are failures, 2 (wrong use) and 4 (not ready yet) say
+nothing of the source. An hourly run is a process of its own, so the state is kept in the circuit's file
+(:mod:`.circuit_breaker`); a failure is a failed *slice*, so that one bad file tried ten times opens nothing.
+
+Each run owes its slice until the command has exited with 0. Open: no command is started, exit code 4, nothing is
+published, readers keep the last good tables. After ``--open_seconds`` the oldest owed slice is the probe; if it is
+good the circuit closes and the others follow in order, so that there is no gap. Other sources have circuits of their
+own.
+
+Guarantee: a slice is done in order and never given up, except by ``--action skip``; one run of a source at a time.
+A run that dies between the command's end and the note of it does that slice again: the command must be idempotent.
+
+Run (in the place of the plain command)::
+
+    python -m python_jobs.error_management.pipeline_circuit_breaker \
+        --circuits lakehouse/circuits --source visits --slice 2024-03-01T10 \
+        --command '[spark-submit, python_jobs/ingestion/incremental_loader.py, --source, landing/visits,
+                    --target, lakehouse/bronze/bronze_visits, --from, "{from}", --to, "{to}"]'
+
+Source: the guide's Circuit Breaker for Data Pipelines (chapter 10.3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import filelock
+
+from python_jobs.error_management.circuit_breaker import (
+    BreakerPolicy,
+    Circuit,
+    CircuitBreaker,
+    CircuitOpen,
+    State,
+)
+from python_jobs.intervals import Interval, parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+
+_GOOD, _WRONG_USE, _REFUSED, _NOT_READY = 0, 2, 3, 4
+_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
+_DAY_OR_HOUR = {10: "day", 13: "hour"}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Load a slice of a source, unless the source has failed lately; then load what was missed."""
+
+    circuits: str
+    """Local folder of the circuits' files, shared by all runs."""
+    source: str
+    """Name of the source or of one partition of it, such as visits or visits-eu."""
+    slice: str | None = None
+    """Hour (2024-03-01T10) or day (2024-03-01) to load or to skip."""
+    command: list[str] = dataclasses.field(default_factory=list)
+    """Command for one slice; {slice}, {from} and {to} stand for it and its bounds."""
+    action: Literal["run", "status", "reset", "skip"] = "run"
+    """run: load; status: only report; reset: close the circuit by hand; skip: stop to owe a slice."""
+    failed_slices: int = 3
+    """Failed slices in a row that open the circuit."""
+    failure_rate: float = 0.5
+    """Share of failed slices in the window that opens it."""
+    minimum_slices: int = 10
+    """Fewest slices in the window for that share to count."""
+    window_seconds: float = 7 * 86400
+    """How long an outcome is remembered."""
+    open_seconds: float = 300
+    """Time without reading the source before a probe."""
+    now: str | None = None
+    """Time (ISO 8601); by default the clock's."""
+
+    def __post_init__(self) -> None:
+        self.policy()
+        if self.now is not None:
+            parse_time(self.now)
+        if self.action in ("run", "skip"):
+            if self.slice is None:
+                raise WrongUse(f"action {self.action} needs a slice")
+            _interval(self.slice)
+        if self.action == "run":
+            if not self.command:
+                raise WrongUse("action run needs a command")
+            for name in re.findall(r"\{(.*?)\}", " ".join(self.command)):
+                if name not in ("slice", "from", "to"):
+                    raise WrongUse(f"the command names {{{name}}}; allowed are slice, from and to")
+
+    def policy(self) -> BreakerPolicy:
+        """Return when the circuit opens; its calls are slices."""
+        return BreakerPolicy(
+            failures_in_a_row=self.failed_slices,
+            failure_rate=self.failure_rate,
+            minimum_calls=self.minimum_slices,
+            window_seconds=self.window_seconds,
+            open_seconds=self.open_seconds,
+        )
+
+
+def execute(command: Sequence[str]) -> int:
+    """Run a command whose report does not become ours: the last line of standard output is this job's."""
+    return subprocess.call(command, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+
+
+def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -> dict[str, Any]:
+    """Do the action and report the circuit and the slices done.
+
+    Args:
+        params: the job's parameters.
+        execute: runs a command and returns its exit code.
+
+    Raises:
+        NotReady: the circuit is open, another run of the source is at work, or the command says not ready.
+        DataRefused: the command refused the data of a slice.
+        JobFailed: the command failed.
+        WrongUse: the command says so.
+    """
+    clock = time.time if params.now is None else parse_time(params.now).timestamp
+    breaker = CircuitBreaker(params.source, params.circuits, params.policy(), clock=clock)
+    done: list[str] = []
+    if params.action == "run":
+        assert params.slice is not None
+        _owe(breaker, params.slice)
+        done = _load(breaker, params, execute)
+    elif params.action == "skip":
+        assert params.slice is not None
+        _settle(breaker, params.slice)
+    elif params.action == "reset":
+        breaker.reset()
+    circuit = breaker.status()
+    return {
+        "source": params.source,
+        "state": str(circuit.state),
+        "done": done,
+        "pending": list(circuit.pending),
+        "openings": circuit.openings,
+        "transitions": circuit.transitions,
+        "reason": circuit.reason,
+    }
+
+
+def _load(breaker: CircuitBreaker, params: Parameters, execute: Callable[[Sequence[str]], int]) -> list[str]:
+    """Run the command for each owed slice in order, as long as the circuit lets it; return the done ones."""
+    lock = filelock.FileLock(Path(params.circuits) / f".{params.source}.run.lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise NotReady(
+            f"another run of the source '{params.source}' is at work; slice {params.slice} waits for the next one"
+        ) from None
+    done: list[str] = []
+    failed: dict[str, int] = {}
+    try:
+        for owed in breaker.status().pending:
+            try:
+                permit = breaker.admit()
+            except CircuitOpen:
+                if failed:
+                    break  # it opened just now: the failure is what the caller has to hear of
+                raise
+            command = _command(params.command, owed)
+            try:
+                code = execute(command)
+            except BaseException:
+                breaker.record(permit, None)
+                raise
+            if code in (_WRONG_USE, _NOT_READY):
+                breaker.record(permit, None)
+                kind: type[JobFailed] = WrongUse if code == _WRONG_USE else NotReady
+                raise kind(
+                    f"the command of slice {owed} ended with exit code {code}; the circuit is as it was"
+                )
+            breaker.record(permit, code == _GOOD, f"slice {owed} ended with exit code {code}", owed)
+            if code == _GOOD:
+                _settle(breaker, owed)
+                done.append(owed)
+            else:
+                failed[owed] = code
+    finally:
+        lock.release()
+    if failed:
+        state = breaker.status().state
+        kind = DataRefused if set(failed.values()) == {_REFUSED} else JobFailed
+        raise kind(
+            f"of the source '{params.source}' the slices {', '.join(failed)} failed, {len(done)} were loaded; "
+            f"the circuit is {'closed' if state is State.CLOSED else 'open'}"
+        )
+    return done
+
+
+def _owe(breaker: CircuitBreaker, owed: str) -> None:
+    def add(circuit: Circuit) -> tuple[Circuit, None]:
+        return dataclasses.replace(circuit, pending=tuple(sorted({*circuit.pending, owed}))), None
+
+    breaker.file.change(add)
+
+
+def _settle(breaker: CircuitBreaker, owed: str) -> None:
+    def remove(circuit: Circuit) -> tuple[Circuit, None]:
+        return dataclasses.replace(circuit, pending=tuple(s for s in circuit.pending if s != owed)), None
+
+    breaker.file.change(remove)
+
+
+def _interval(owed: str) -> tuple[Interval, str]:
+    """Return a slice's bounds and its unit; a text of another length is refused, as order goes by text."""
+    start = parse_time(owed)
+    unit = _DAY_OR_HOUR.get(len(owed))
+    if unit is None or f"{start:{_FORMATS[unit]}}" != owed:
+        raise WrongUse(f"'{owed}' is no slice; use an hour (2024-03-01T10) or a day (2024-03-01)")
+    (interval,) = Interval(start, start.replace(minute=1)).split(unit)
+    return interval, unit
+
+
+def _command(command: Sequence[str], owed: str) -> list[str]:
+    interval, unit = _interval(owed)
+    values = {
+        "{slice}": owed,
+        "{from}": f"{interval.start:{_FORMATS[unit]}}",
+        "{to}": f"{interval.end:{_FORMATS[unit]}}",
+    }
+    return [re.sub(r"\{(slice|from|to)\}", lambda name: values[name[0]], part) for part in command]
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)
