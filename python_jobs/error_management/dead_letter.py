@@ -14,6 +14,10 @@ transaction id, so a batch that is retried, after an error or a kill between the
 it already holds. A failed dead-letter write fails the batch. The share of bad records is checked before
 anything of the batch is written.
 
+With ``--poison_attempts`` a batch that fails again and again is searched for the records that make it fail, by an
+exception or by the death of the process (:mod:`.poison_pills`); they are dead-lettered as ``POISON_PILL``, parked, and
+the stream goes on.
+
 Cost: each batch is kept (memory, then disk) between the count and the two writes, so that every record is
 evaluated once; ``--max_files_per_trigger`` bounds its size. A new checkpoint means a new beginning:
 everything is read again.
@@ -41,7 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -58,12 +62,15 @@ from python_jobs.delta_streams import (
     table_id,
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
 from python_jobs.error_management.retryable import Retrier, RetryPolicy
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, root_cause, run_job, utc_now
+from python_jobs.pointers import PointedDataset
 from python_jobs.tables import delta_table, latest_version, table_exists
 
 PENDING, REPLAYED, PARKED = "pending", "replayed", "parked"
+POISON_PILL = "POISON_PILL"
 
 WAS_DEAD_LETTERED = "was_dead_lettered"
 REPLAY = "replay"
@@ -117,6 +124,11 @@ class Parameters:
     """Fewest records for that check; smaller batches are judged together with the ones before them."""
     sink_attempts: int = 3
     """Tries of a write that fails for a transient reason."""
+    poison_attempts: int | None = None
+    """Failed tries of a batch after which the records that make it fail are searched for and parked; by default never.
+    The tries are counted in the checkpoint's folder, which must be local or in an object store."""
+    max_poison: int = 3
+    """Most such records of a batch; more are the environment's fault: exit code 3, and nothing is set aside."""
     job_name: str = "dead_letter"
     """Name of the job in the dead letters."""
     job_version: str = "1"
@@ -131,7 +143,13 @@ class Parameters:
             parse_duration(self.trigger)
         if self.max_bad_share is not None and not 0 <= self.max_bad_share <= 1:
             raise WrongUse(f"max_bad_share is {self.max_bad_share}; it is a share between 0 and 1")
-        for name in ("max_files_per_trigger", "min_records", "sink_attempts"):
+        for name in (
+            "max_files_per_trigger",
+            "min_records",
+            "sink_attempts",
+            "poison_attempts",
+            "max_poison",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise WrongUse(f"{name} is {value}; it must be at least 1")
@@ -189,7 +207,8 @@ def dead_letters(
         F.lit(batch_id).cast("bigint").alias("batch_id"),
         F.lit(now).cast("timestamp").alias("processed_at"),
         F.lit(1).alias("attempts"),
-        F.lit(PENDING).alias("status"),
+        # A pill would end its replay as well.
+        F.when(F.col(ERROR_CLASS) == POISON_PILL, PARKED).otherwise(PENDING).alias("status"),
         F.lit(None).cast("timestamp").alias("status_changed_at"),
     )
 
@@ -221,12 +240,20 @@ class BatchWriter(BatchFunction):
     Args:
         parse: from source records to the rows of :func:`parse_records`.
         writer_id: Delta ``txnAppId`` of this checkpoint.
+        cases: where tries are counted; needed with ``poison_attempts`` only.
     """
 
-    def __init__(self, params: Parameters, parse: Callable[[DataFrame], DataFrame], writer_id: str) -> None:
+    def __init__(
+        self,
+        params: Parameters,
+        parse: Callable[[DataFrame], DataFrame],
+        writer_id: str,
+        cases: CaseFile | None = None,
+    ) -> None:
         self.params = params
         self.parse = parse
         self.writer_id = writer_id
+        self.cases = cases
         # A large batch's write may take any time; its transaction id makes it idempotent.
         self._retrier = Retrier(RetryPolicy(attempts=params.sink_attempts, total_seconds=math.inf))
         # Only what the report and the bad-share check look back on: a continuous job runs for months.
@@ -235,15 +262,45 @@ class BatchWriter(BatchFunction):
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Process one batch of source records."""
-        parsed = self.parse(rows).persist(StorageLevel.MEMORY_AND_DISK)
+        case = self._poison(rows, batch_id)
+        parsed = self.parse(_without(rows, case)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self._publish(parsed, rows.columns, batch_id)
+            record = [F.col(f"`{name}`") for name in rows.columns]
+            judged = parsed.select(*record, ERROR_CLASS, ERROR_MESSAGE)
+            if case.pills:
+                judged = judged.unionByName(_pill_rows(rows, case))
+            self._publish(parsed, judged, rows.columns, batch_id)
         finally:
             parsed.unpersist()
 
-    def _publish(self, parsed: DataFrame, record_columns: list[str], batch_id: int) -> None:
+    def _poison(self, rows: DataFrame, batch_id: int) -> Case:
+        """Return the batch's case; its pills are searched for once the batch has failed often enough."""
+        attempts = self.params.poison_attempts
+        if attempts is None or self.cases is None:
+            return Case(batch_id)
+        case = self.cases.begin(batch_id)
+        if case.attempts <= attempts:
+            return case
+        rest, position = _without(rows, case), _record_hash(rows)
+
+        def bounds(part: Range) -> Range | None:
+            row = rest.where(position.between(*part)).agg(F.min(position), F.max(position)).collect()[0]
+            return None if row[0] is None else (row[0], row[1])
+
+        def failure(part: Range) -> str | None:
+            try:
+                self.parse(rest.where(position.between(*part))).write.format("noop").mode("overwrite").save()
+            except Exception as error:  # whatever it is, the batch could not go on
+                return root_cause(error)[:300]
+            return None
+
+        return isolate(case, bounds, failure, self.cases.save, self.params.max_poison)
+
+    def _publish(
+        self, parsed: DataFrame, judged: DataFrame, record_columns: list[str], batch_id: int
+    ) -> None:
         params = self.params
-        account = _count(parsed, batch_id)
+        account = _count(judged, batch_id)
         self.refuse_bad_batch(account)
         options = {
             "txnAppId": self.writer_id,
@@ -252,7 +309,7 @@ class BatchWriter(BatchFunction):
         }
         if account.dead:
             now = params.now or utc_now().isoformat()
-            dead = dead_letters(parsed, record_columns, batch_id, params.job_name, params.job_version, now)
+            dead = dead_letters(judged, record_columns, batch_id, params.job_name, params.job_version, now)
             dead = dead.coalesce(1)  # numbering them spread few rows over many files
             self._retrier.call(lambda _: append(dead, params.dead_letter, options), idempotent=True)
         valid = valid_records(parsed)
@@ -273,8 +330,27 @@ class BatchWriter(BatchFunction):
             )
 
 
-def _count(parsed: DataFrame, batch_id: int) -> BatchAccount:
-    counts = {row[ERROR_CLASS]: row["count"] for row in parsed.groupBy(ERROR_CLASS).count().collect()}
+def _record_hash(rows: DataFrame) -> Column:
+    """Return the expression of a record's 64-bit hash, over all columns of the source."""
+    return F.xxhash64(*(F.col(f"`{name}`") for name in rows.columns))
+
+
+def _without(rows: DataFrame, case: Case) -> DataFrame:
+    """Return the records that are no pill."""
+    return rows.where(~_record_hash(rows).isin(*case.pills)) if case.pills else rows
+
+
+def _pill_rows(rows: DataFrame, case: Case) -> DataFrame:
+    """Return the pills with their error."""
+    return rows.where(_record_hash(rows).isin(*case.pills)).select(
+        "*",
+        F.lit(POISON_PILL).alias(ERROR_CLASS),
+        F.lit(f"the record ends the task that processes it: {case.reason}").alias(ERROR_MESSAGE),
+    )
+
+
+def _count(judged: DataFrame, batch_id: int) -> BatchAccount:
+    counts = {row[ERROR_CLASS]: row["count"] for row in judged.groupBy(ERROR_CLASS).count().collect()}
     errors = {name: count for name, count in sorted(counts.items(), key=str) if name is not None}
     return BatchAccount(batch_id, sum(counts.values()), sum(errors.values()), errors)
 
@@ -307,7 +383,9 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
 
     tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
     contract = {"job": "dead_letter"} | {role: table_id(spark, table) for role, table in tables.items()}
-    writer = BatchWriter(params, parse, claim(spark, params.checkpoint, contract))
+    writer_id = claim(spark, params.checkpoint, contract)
+    cases = None if params.poison_attempts is None else CaseFile(PointedDataset(spark, params.checkpoint))
+    writer = BatchWriter(params, parse, writer_id, cases)
     query = start_stream(
         spark, params.source, writer, params.checkpoint, params.trigger, params.max_files_per_trigger
     )
