@@ -13,8 +13,10 @@ help: ## list the targets
 setup: ## virtual environment, pins, jars, activate script; does nothing the second time
 	@$(PYTHON) tools/setup.py
 
-demo: setup ## run the case study from raw JSON to gold: INPUT=folder to use your own, VISITS=n for another size
-	@$(ACTIVATE) && python -m services.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS))
+# With SOURCE=kafka the tables have other origins: a lakehouse of its own beside that of the files.
+demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for another size, SOURCE=kafka for services
+	@$(if $(filter kafka,$(SOURCE)),export LAKEHOUSE_ROOT="$${LAKEHOUSE_ROOT:-$(CURDIR)/lakehouse/by_kafka}" && )$(ACTIVATE) && \
+		python -m services.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS)) $(if $(SOURCE),--source $(SOURCE))
 
 services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
 	@$(ACTIVATE) && python -m services

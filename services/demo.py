@@ -1,6 +1,6 @@
 """Run the case study's main job as a person would: every step is a command, printed before it runs.
 
-    python -m services.demo [--input FOLDER] [--visits N] [--target local|cluster] [--master URL]
+    python -m services.demo [--input FOLDER] [--visits N] [--source files|kafka] [--target local|cluster] [--master URL]
 
 A rerun changes nothing; a new or changed landing file is all that a later run reads.
 """
@@ -16,13 +16,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import filelock
 from jsonargparse import auto_cli
 from tabulate import tabulate
 
+from services.blog_sources import played_sources
 from services.main_job import FEEDS, REPORT, Step, generator_step, main_job
+from services.processes import ServiceFailed
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,14 +40,18 @@ class DemoFailed(Exception):
 def main(
     input: str | None = None,
     visits: int = 200_000,
+    source: Literal["files", "kafka"] = "files",
     target: str = "local",
     master: str | None = None,
 ) -> int:
     """Run the main job from raw JSON files to published gold tables.
 
     Args:
-        input: landing folder (visits/, users/, user_changes/, devices/); without it, data is generated once.
+        input: landing folder (visits/, users/, user_changes/, devices/, devices_list/); without it, data is generated
+            once.
         visits: how many page events to generate.
+        source: files, or kafka: visits as records of a topic and users from PostgreSQL by Debezium, on services that
+            run as long as the demo.
         target: dbt target, local (embedded Spark) or cluster (Spark Thrift Server).
         master: Spark master of the jobs; without it, the default of spark-submit.
 
@@ -65,8 +71,14 @@ def main(
             if not input:
                 generate(landing, visits)
                 feeds = present_feeds(landing)
-            seconds, report = run_steps(main_job(lakehouse, landing, feeds, target=target, master=master))
+            if source == "kafka":
+                seconds, report, feeds = run_from_kafka(lakehouse, landing, feeds, target, master)
+            else:
+                seconds, report = run_steps(main_job(lakehouse, landing, feeds, target=target, master=master))
             summarise(seconds, report, [feed for feed in FEEDS if feed not in feeds])
+    except ServiceFailed as failure:
+        print(failure, file=sys.stderr)
+        return 1
     except DemoFailed as failure:
         print(failure, file=sys.stderr)
         return failure.exit_code
@@ -107,6 +119,23 @@ def generate(landing: Path, visits: int) -> None:
         print(f"landing data is there: {landing}", flush=True)
     else:
         run_steps([generator_step(landing, visits)])
+
+
+def run_from_kafka(
+    lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None
+) -> tuple[dict[str, float], dict[str, Any], list[str]]:
+    """Play the landing folder's feeds into services and run the main job on them.
+
+    Returns the seconds of each step, the report and the feeds used: users come from their changes, so their extracts
+    are left out.
+    """
+    feeds = [feed for feed in feeds if feed != "users"]
+    os.environ["LAKEHOUSE_SOURCE"] = "kafka"
+    with played_sources(landing, feeds, Path(lakehouse) / ".services") as bootstrap_servers:
+        steps = main_job(
+            lakehouse, landing, feeds, target=target, master=master, bootstrap_servers=bootstrap_servers
+        )
+        return *run_steps(steps), feeds
 
 
 def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:

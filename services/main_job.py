@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FEEDS = ("visits", "users", "user_changes", "devices")
+FEEDS = ("visits", "users", "user_changes", "devices", "devices_list")
+FULL_LOADS = ("devices_list",)
+# Feeds that may come by Kafka, with the bronze table (and job configuration) of their records.
+KAFKA_FEEDS = {
+    "visits": ("bronze_visits", "visits_records"),
+    "user_changes": ("bronze_users_records", "users_records"),
+}
 REPORT = "report"
 
 
@@ -45,6 +51,7 @@ def main_job(
     target: str = "local",
     master: str | None = None,
     window: Mapping[str, str] | None = None,
+    bootstrap_servers: str | None = None,
 ) -> list[Step]:
     """Return the steps from raw files to published tables.
 
@@ -55,8 +62,17 @@ def main_job(
         target: dbt target.
         master: Spark master of the jobs; none leaves it to spark-submit.
         window: ``{"from": …, "to": …}``, to load only these landing hours.
+        bootstrap_servers: Kafka brokers that visits and user changes come from, in place of the landing folder; dbt
+            needs ``LAKEHOUSE_SOURCE=kafka`` then.
     """
-    steps = [
+    days = {feed: newest_day(landing / feed, window) for feed in FULL_LOADS if feed in feeds}
+    feeds = [feed for feed in feeds if days.get(feed, "") is not None]
+    by_kafka = [feed for feed in feeds if feed in KAFKA_FEEDS] if bootstrap_servers else []
+    steps = [_record_step(feed, lakehouse, master, str(bootstrap_servers)) for feed in by_kafka]
+    if "visits" in by_kafka:
+        bronze = f"{lakehouse}/bronze/bronze_visits"
+        steps.append(submit("hours of visits", "datasets/topic_hours", master, bronze=bronze))
+    steps += [
         submit(
             f"load {feed}",
             "ingestion/incremental_loader",
@@ -66,6 +82,20 @@ def main_job(
             **(window or {}),
         )
         for feed in feeds
+        if feed not in by_kafka and feed not in FULL_LOADS
+    ]
+    steps += [
+        submit(
+            f"load {feed}",
+            "ingestion/full_loader",
+            master,
+            config=f"conf/jobs/full_loader_{feed}.yml",
+            source=landing / feed / f"date={day}",
+            target=f"{lakehouse}/bronze/bronze_{feed}",
+            version=day,
+        )
+        for feed, day in days.items()
+        if day is not None
     ]
     if "visits" in feeds:
         steps.append(
@@ -84,7 +114,7 @@ def main_job(
         f"source:bronze.bronze_{feed}{suffix}+"
         for feed in FEEDS
         if feed not in feeds
-        for suffix in ("", "_files")
+        for suffix in (("",) if feed in FULL_LOADS else ("", "_files"))
     ]
     if "visits" not in feeds:
         absent.append("source:parsed+")
@@ -93,3 +123,24 @@ def main_job(
     if "visits" in feeds:
         steps.append(submit(REPORT, "observability/visits_report", master, lakehouse=lakehouse))
     return steps
+
+
+def newest_day(folder: Path, window: Mapping[str, str] | None = None) -> str | None:
+    """Return the last whole day that a feed of full lists holds before the window's end; None without any."""
+    end = (window or {}).get("to", "9999")
+    days = (path.name.removeprefix("date=") for path in folder.glob("date=*"))
+    return max((day for day in days if f"{day}T23" < end), default=None)
+
+
+def _record_step(feed: str, lakehouse: str, master: str | None, bootstrap_servers: str) -> Step:
+    """Return the step that brings the records of one feed's topic into bronze."""
+    table, configuration = KAFKA_FEEDS[feed]
+    return submit(
+        f"load {feed}",
+        "ingestion/change_data_capture",
+        master,
+        config=f"conf/jobs/{configuration}.yml",
+        bootstrap_servers=bootstrap_servers,
+        target=f"{lakehouse}/bronze/{table}",
+        checkpoint=f"{lakehouse}/checkpoints/{table}",
+    )

@@ -1,31 +1,49 @@
 {{ config(materialized='view') }}
 
-with valid as (
-    {{ lakehouse_patterns.dead_letter_valid_rows(ref('silver_user_changes_flagged')) }}
-),
-
-fields as (
+-- One shape for both sources: the feed's files, or what Debezium captured of the table users.
+{% if env_var('LAKEHOUSE_SOURCE', 'files') == 'kafka' %}
     select
-        *,
-        from_json(
-            payload,
-            'login string, email string, registered_datetime string, first_connection_datetime string, '
-            || 'last_connection_datetime string, plan string, is_deleted string'
-        ) as change
-    from valid
-)
+        id,
+        try_element_at(map('c', 'I', 'r', 'I', 'u', 'U', 'd', 'D', 't', 'D'), op) as op,
+        lsn as sequence,
+        changed_at,
+        login,
+        email,
+        registered_at,
+        first_connection_at,
+        last_connection_at,
+        plan,
+        is_deleted or coalesce(is_deactivated, false) as is_deleted,
+        ingested_at
+    from {{ ref('silver_users_captured') }}
+{% else %}
+    with valid as (
+        {{ lakehouse_patterns.dead_letter_valid_rows(ref('silver_user_changes_flagged')) }}
+    ),
 
-select
-    id,
-    op,
-    sequence,
-    changed_at,
-    change.login,
-    change.email,
-    try_to_timestamp(change.registered_datetime) as registered_at,
-    try_to_timestamp(change.first_connection_datetime) as first_connection_at,
-    try_to_timestamp(change.last_connection_datetime) as last_connection_at,
-    change.plan,
-    op = 'D' or coalesce(try_cast(change.is_deleted as boolean), false) as is_deleted,
-    ingested_at
-from fields
+    fields as (
+        select
+            *,
+            from_json(
+                payload,
+                'login string, email string, registered_datetime string, first_connection_datetime string, '
+                || 'last_connection_datetime string, plan string, is_deleted string'
+            ) as change
+        from valid
+    )
+
+    select
+        id,
+        op,
+        sequence,
+        changed_at,
+        change.login,
+        change.email,
+        try_to_timestamp(change.registered_datetime) as registered_at,
+        try_to_timestamp(change.first_connection_datetime) as first_connection_at,
+        try_to_timestamp(change.last_connection_datetime) as last_connection_at,
+        change.plan,
+        op = 'D' or coalesce(try_cast(change.is_deleted as boolean), false) as is_deleted,
+        ingested_at
+    from fields
+{% endif %}

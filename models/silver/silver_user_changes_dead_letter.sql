@@ -1,4 +1,8 @@
-{{ config(materialized='incremental', incremental_strategy='append') }}
+{{ config(
+    materialized='incremental',
+    incremental_strategy='append',
+    enabled=(env_var('LAKEHOUSE_SOURCE', 'files') == 'files')
+) }}
 
 with dead as (
     {{ lakehouse_patterns.dead_letter_rows(ref('silver_user_changes_flagged')) }}

@@ -1,4 +1,7 @@
-{{ config(materialized='view') }}
+{{ config(
+    materialized='view',
+    enabled=(env_var('LAKEHOUSE_SOURCE', 'files') == 'files')
+) }}
 
 {{ lakehouse_patterns.dead_letter_flags(
     source('bronze', 'bronze_user_changes'),
