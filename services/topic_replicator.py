@@ -31,6 +31,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -54,6 +55,7 @@ from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_prog
 from python_jobs.kafka_topics import refuse_secrets
 
 _ANSWER_SECONDS = 30
+_COMMIT_SECONDS = 30
 _POLL_SECONDS = 0.2
 _BROKER_AWAY_SECONDS = 60
 _BATCH = 1_000
@@ -318,12 +320,13 @@ class Replicator:
 
     def _commit(self) -> None:
         """Commit the records and the position behind them."""
-        self._producer.send_offsets_to_transaction(
-            [TopicPartition(self.parameters.target_topic, p, offset) for p, offset in self._next.items()],
-            self._positions.consumer_group_metadata(),
-            _ANSWER_SECONDS,
-        )
-        self._producer.commit_transaction()
+        with _within(_COMMIT_SECONDS):
+            self._producer.send_offsets_to_transaction(
+                [TopicPartition(self.parameters.target_topic, p, offset) for p, offset in self._next.items()],
+                self._positions.consumer_group_metadata(),
+                _COMMIT_SECONDS,
+            )
+            self._producer.commit_transaction(_COMMIT_SECONDS)
         if self._failure is not None:
             raise KafkaException(self._failure)
         self._open = False
@@ -387,6 +390,31 @@ def _partitions(client: Mapping[str, Any], topic: str) -> int:
     if topic not in topics:
         raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
     return len(topics[topic].partitions)
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """End the process if the block takes longer: librdkafka may wait for ever after the broker's restart.
+
+    Ending here is what a kill would be: the next run goes on where the last transaction ended.
+    """
+
+    def give_up() -> None:
+        print(
+            f"JobFailed: the target's cluster left a transaction without an answer for {seconds:.0f} s: run again, "
+            "replication goes on where its last transaction ended",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(JobFailed.exit_code)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
