@@ -332,7 +332,11 @@ def dataset(spark: SparkSession, tmp_path: Path) -> PointedDataset:
     dataset = PointedDataset(spark, str(tmp_path / "raw"))
     folder = f"{dataset.folder('v1')}/hour=09"
     spark.range(5, numPartitions=5).write.parquet(folder)
-    spark.range(5, 6).select("id", F.lit("x").alias("page")).write.mode("append").parquet(folder)
+    spark.range(5, 6).select("id", F.lit("x").alias("page")).coalesce(1).write.parquet(f"{folder}/_wide")
+    # The last by name: Spark takes the columns of the first.
+    path = Path(folder.removeprefix("file:"))
+    next(path.glob("_wide/part-*")).rename(path / "wide.parquet")
+    shutil.rmtree(path / "_wide")
     publish(spark, dataset.dataset, "v1")
     return dataset
 
