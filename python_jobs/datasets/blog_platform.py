@@ -12,7 +12,7 @@ Cost
     Linear in the number of visits: a shuffle to write them, a smaller one for the truth's distinct counts.
 Layout (``--output`` is the landing folder)
     ``visits/date=D/hour=H``, ``user_changes/date=D/hour=H``, ``users/date=D``, ``devices/date=D``,
-    ``truth.json``.
+    ``devices_list/date=D``, ``truth.json``.
 Submit
     ``spark-submit python_jobs/datasets/blog_platform.py --output landing --visits 200000 --days 3``
 Source
@@ -28,7 +28,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.datasets.devices import device_changes, device_lines
+from python_jobs.datasets.devices import device_changes, device_lines, device_list_lines, devices_by_day
 from python_jobs.datasets.landing import LandingFolder, tasks_for
 from python_jobs.datasets.parameters import Parameters
 from python_jobs.datasets.truth import (
@@ -44,7 +44,7 @@ from python_jobs.datasets.users import user_change_lines, user_changes, user_lin
 from python_jobs.datasets.visits import visit_line_plan, visit_lines
 from python_jobs.job import run_job
 
-FEEDS = ("visits", "user_changes", "users", "devices")
+FEEDS = ("visits", "user_changes", "users", "devices", "devices_list")
 TRUTH_FORMAT_VERSION = 1
 
 
@@ -60,7 +60,7 @@ class Plan:
 
 
 def plan_of(spark: SparkSession, params: Parameters) -> Plan:
-    """Plan the four feeds; nothing is computed yet."""
+    """Plan the feeds; nothing is computed yet."""
     visits, devices = visit_line_plan(spark, params), device_changes(spark, params)
     changes = user_changes(spark, params)
     users = users_by_day(changes, params)
@@ -69,18 +69,20 @@ def plan_of(spark: SparkSession, params: Parameters) -> Plan:
         "user_changes": user_change_lines(changes, params),
         "users": user_lines(users, params),
         "devices": device_lines(devices, params),
+        "devices_list": device_list_lines(devices_by_day(devices, params)),
     }
     return Plan(visits, changes, users, devices, lines)
 
 
 def write_feeds(plan: Plan, params: Parameters, landing: LandingFolder) -> dict[str, int]:
-    """Write the four feeds; return the number of files of each."""
+    """Write the feeds; return the number of files of each."""
     hours, days, users = params.hour_folders, params.day_folders, params.user_count
     how = {
         "visits": (tasks_for(params.visits), hours, ("at_ms", "event", "copy")),
         "user_changes": (tasks_for(2 * users), hours, ("shuffled", "user", "step", "line")),
         "users": (tasks_for(users * params.days), days, ("user", "line")),
         "devices": (1, days, ("device", "line")),
+        "devices_list": (1, days, ("device",)),
     }
     return {feed: landing.write_feed(feed, lines, *how[feed]) for feed, lines in plan.lines.items()}
 
@@ -98,6 +100,7 @@ def truth_of(plan: Plan, params: Parameters) -> dict[str, Any]:
             | change_counts(plan.changes),
             "users": reference_counts(plan.lines["users"], params.day_folders),
             "devices": reference_counts(plan.lines["devices"], params.day_folders),
+            "devices_list": reference_counts(plan.lines["devices_list"], params.day_folders),
         },
         "gold": gold_of_visits(kept_visits(plan.visits, params), params)
         | {
@@ -109,7 +112,7 @@ def truth_of(plan: Plan, params: Parameters) -> dict[str, Any]:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Write the four feeds, then truth.json; return what was written."""
+    """Write the feeds, then truth.json; return what was written."""
     landing = LandingFolder(spark, params.output)
     landing.prepare(FEEDS, params.overwrite)
     plan = plan_of(spark, params)

@@ -1,4 +1,4 @@
-"""Devices: daily increments without any order of their own, one line a device and day."""
+"""Devices: daily increments without an order of their own, one line a device and day; and each day's full list."""
 
 from __future__ import annotations
 
@@ -66,6 +66,34 @@ def device_changes(spark: SparkSession, params: Parameters) -> DataFrame:
             device_version(F.col("device")).alias("version"),
             (never_was | is_removed).alias("is_deleted"),
         )
+    )
+
+
+def devices_by_day(changes: DataFrame, params: Parameters) -> DataFrame:
+    """Return the devices that exist at the end of each day, one row a (day, device)."""
+    days = changes.sparkSession.range(params.days).select(F.col("id").cast("int").alias("end_of_day"))
+    latest = F.max_by(F.struct("type", "full_name", "version", "is_deleted"), "day").alias("latest")
+    return (
+        changes.join(F.broadcast(days), F.col("day") <= F.col("end_of_day"))
+        .groupBy(F.col("end_of_day").alias("day"), "device")
+        .agg(latest)
+        .select("day", "device", "latest.*")
+        .where("not is_deleted")
+    )
+
+
+def device_list_lines(devices: DataFrame) -> DataFrame:
+    """Return the lines of the daily full lists. They have no faults: one would refuse the whole list."""
+    return devices.select(
+        json_object(
+            type=json_text(F.col("type")),
+            full_name=json_any_text(F.col("full_name")),
+            version=json_text(F.col("version")),
+        ).alias("payload"),
+        F.lit("row").alias("line"),
+        "device",
+        F.lit(0).alias("file"),
+        F.col("day").alias("partition"),
     )
 
 

@@ -271,6 +271,18 @@ def test_the_current_devices_are_those_after_all_increments(generated: Generated
     assert 0 < len(devices) < 48
 
 
+def test_the_daily_list_of_devices_is_the_state_of_the_increments(generated: Generated) -> None:
+    lists: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    for folder, line in lines_of(generated.folder, "devices_list"):
+        device = json.loads(line)
+        lists[folder][device["type"], device["version"]] = device["full_name"]
+    assert sorted(lists) == [f"date={day}" for day in DAYS]
+    assert lists[f"date={DAYS[-1]}"] == read_devices(generated.folder)
+    assert len({len(devices) for devices in lists.values()}) > 1
+    counts = generated.truth["feeds"]["devices_list"]
+    assert counts["partitions"] == {folder: len(devices) for folder, devices in lists.items()}
+
+
 # --- Determinism ---
 
 
