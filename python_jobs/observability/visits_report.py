@@ -4,7 +4,8 @@ Reads the accounting table and the logs of the published tables, never the visit
 
     spark-submit python_jobs/observability/visits_report.py --lakehouse $LAKEHOUSE_ROOT
 
-Fails with exit code 3 when the six counts of the precedence do not add up to the lines read.
+Fails with exit code 3 when the six counts of the precedence do not add up to the lines read, and with 4 while gold
+is not ready.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.ingestion.readiness_marker import ready_versions
 from python_jobs.job import DataRefused, run_job
-from python_jobs.tables import delta_table, read_table, table_exists
+from python_jobs.tables import latest_version, read_table, table_exists, table_size
 
 PRECEDENCE = ("unparsable", "invalid", "filtered", "exact_duplicate", "superseded", "kept")
 PUBLISHED = (
@@ -41,6 +43,7 @@ class Parameters:
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Return ``lines`` (one entry a status and reason, in the precedence's order), ``lines_read`` and ``tables``."""
     root = parameters.lakehouse.rstrip("/")
+    ready_versions(spark, f"{root}/observability/observability_readiness", "gold")
     lines = lines_by_reason(read_table(spark, f"{root}/observability/observability_visits_accounting"))
     read = bronze_lines(spark, root)
     accounted = sum(entry["lines"] for entry in lines)
@@ -76,13 +79,12 @@ def bronze_lines(spark: SparkSession, root: str) -> int:
 
 def describe(spark: SparkSession, table: str) -> dict[str, Any]:
     """Return name, rows, files and version of one table."""
-    log = delta_table(spark, table)
-    detail = log.detail().select("numFiles").collect()[0]
+    files, _ = table_size(spark, table)
     return {
         "table": table.rsplit("/", 1)[-1],
-        "rows": log.toDF().count(),
-        "files": detail["numFiles"],
-        "version": log.history(1).collect()[0]["version"],
+        "rows": read_table(spark, table).count(),
+        "files": files,
+        "version": latest_version(spark, table),
     }
 
 

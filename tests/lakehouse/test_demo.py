@@ -49,7 +49,7 @@ def test_a_missing_input_folder_is_not_ready(lakehouse_root, tmp_path, capsys):
 
 def test_a_folder_without_feeds_is_not_ready(lakehouse_root, tmp_path, capsys):
     assert demo.main(input=str(tmp_path)) == 4
-    assert refusal(capsys) == f"'{tmp_path}' holds none of the folders visits, users, user_changes, devices"
+    assert refusal(capsys) == f"'{tmp_path}' holds none of the folders {', '.join(FEEDS)}"
 
 
 def test_without_the_environment_it_says_what_to_do(monkeypatch, capsys):
@@ -96,7 +96,8 @@ def test_absent_feeds_are_left_out_of_every_step():
     assert steps[-1].command == (
         "dbt", "build", "--target", "local",
         "--exclude", "source:bronze.bronze_visits+", "source:bronze.bronze_visits_files+",
-        "source:bronze.bronze_user_changes+", "source:bronze.bronze_user_changes_files+", "source:parsed+",
+        "source:bronze.bronze_user_changes+", "source:bronze.bronze_user_changes_files+",
+        "source:bronze.bronze_devices_list+", "source:parsed+",
     )  # fmt: skip
     assert [step.name for step in main_job("/lakehouse", Path("/landing"), FEEDS)] == [
         "load visits", "load users", "load user_changes", "load devices", "dead-letter visits", "dbt build", "report",

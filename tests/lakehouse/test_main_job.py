@@ -5,7 +5,9 @@ The tests of this module run in order on one lakehouse: each takes up where the 
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import re
 import shutil
 from collections import Counter
 
@@ -13,9 +15,11 @@ import pytest
 from pyspark.sql import functions as F
 
 from python_jobs.ingestion import compactor
+from python_jobs.ingestion.readiness_marker import ready_versions
 from services.main_job import FEEDS, main_job
 from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
+from tests.support.rows import assert_rows
 from tools.check_documented import relations
 
 pytestmark = pytest.mark.end_to_end
@@ -28,17 +32,42 @@ VISIT_TABLES = (
 )
 
 
+EMPTIED_DAY = "2024-02-10"
+
+
+def event(visit_id: str, event_time: str, page: str, user_id: str = "u") -> str:
+    """Return the line of one page event."""
+    fields = {"visit_id": visit_id, "event_time": event_time, "user_id": user_id, "page": page}
+    return json.dumps(fields | {"keep_private": False, "context": {"referral": page}}) + "\n"
+
+
 @pytest.fixture(scope="module")
 def first_report(lakehouse: Lakehouse) -> dict:
     """Load the newer days first and the oldest day after them; return the second run's report.
 
-    The truth knows nothing of loads, so every test against it also shows that their order decides nothing.
+    With the newer days comes a file of two events that the truth does not know: the only one of its day, and one on a
+    page of its own. With the oldest day the file lands again, empty. The truth knows nothing of loads, so every test
+    against it also shows that neither their order nor what they took back decides anything.
     """
     oldest = lakehouse.landing / "visits" / "date=2024-03-01"
     aside = lakehouse.landing.parent / oldest.name
     shutil.move(oldest, aside)
+    taken_back = lakehouse.landing / "visits" / "date=2024-03-03" / "hour=23" / "taken_back.json"
+    taken_back.parent.mkdir(parents=True, exist_ok=True)
+    taken_back.write_text(
+        event("alone", f"{EMPTIED_DAY}T10:00:00Z", "taken-back")
+        + event("also", "2024-03-02T10:00:00Z", "taken-back"),
+        encoding="utf-8",
+    )
     lakehouse.run()
+    views = (
+        lakehouse.table("gold_page_views_by_hour").where("page = 'taken-back'").select("event_date", "views")
+    )
+    assert_rows(views, [(dt.date(2024, 2, 10), 1), (dt.date(2024, 3, 2), 1)])
+    assert lakehouse.table("gold_visit_statistics").where(f"event_date = '{EMPTIED_DAY}'").count() == 1
+
     shutil.move(aside, oldest)
+    taken_back.write_text("", encoding="utf-8")
     return lakehouse.run()
 
 
@@ -58,7 +87,7 @@ def test_every_column_of_every_table_is_documented_and_no_other(first_report, la
     # A companion that a pattern keeps beside its model (`…__audit_results`) is described with the pattern.
     tables = {log.parent.name for log in lakehouse.root.glob("*/*/_delta_log")}
     for name in tables:
-        if "__" not in name:
+        if "__" not in name and not re.search(r"_\d{8}$", name):  # neither companions nor versions
             assert set(lakehouse.table(name).columns) == documented[name], name
 
 
@@ -89,6 +118,13 @@ def test_visit_statistics_match_the_truth(first_report, lakehouse, truth):
     assert days == truth["gold"]["visit_statistics_by_day"]
 
 
+def test_a_file_that_lands_again_without_its_lines_takes_its_events_away(first_report, lakehouse):
+    assert lakehouse.table("silver_visits").where("page = 'taken-back'").count() == 0
+    for name in ("gold_page_views_by_hour", "gold_referral_statistics_by_day", "gold_visit_statistics"):
+        assert lakehouse.table(name).where(f"event_date = '{EMPTIED_DAY}'").count() == 0, name
+    assert lakehouse.table("gold_referral_statistics_by_day").where("referral = 'taken-back'").count() == 0
+
+
 def test_users_as_of_each_day_match_the_truth(first_report, lakehouse, truth):
     history = lakehouse.table("gold_users_history")
     for day, expected in truth["gold"]["users_by_day"].items():
@@ -99,22 +135,6 @@ def test_users_as_of_each_day_match_the_truth(first_report, lakehouse, truth):
         )
         plans = {row["plan"]: row["count"] for row in valid.groupBy("plan").count().collect()}
         assert plans == expected["by_plan"], day
-
-
-def test_a_compacted_bronze_table_is_no_news(first_report, lakehouse, spark):
-    """The main job reads nothing again; the rerun of the next test, on the same lakehouse, changes no table."""
-    parsed, rows = lakehouse.hashes(["silver_visits_parsed"]), lakehouse.hashes(["bronze_visits"])
-    report = compactor.run(
-        spark, compactor.Parameters(table=str(lakehouse.path("bronze_visits")), min_small_files=2)
-    )
-    assert report["files_after"] < report["files_before"]
-    feeds = [feed for feed in FEEDS if (lakehouse.landing / feed).is_dir()]
-    for step in main_job(str(lakehouse.root), lakehouse.landing, feeds):
-        if step.name in ("load visits", "dead-letter visits"):
-            lines = lakehouse.step(step)
-            assert lines["lines_written" if step.name == "load visits" else "read"] == 0
-    assert lakehouse.hashes(["silver_visits_parsed"]) == parsed
-    assert lakehouse.hashes(["bronze_visits"]) == rows
 
 
 def test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version(first_report, lakehouse, spark):
@@ -148,14 +168,10 @@ def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(firs
         .first()
     )
     before = {name: lakehouse.data_files(name) for name in VISIT_TABLES}
-    event = {
-        "visit_id": corrected.visit_id, "event_time": corrected.event_time.isoformat() + "Z",
-        "user_id": corrected.user_id, "keep_private": False, "page": "corrected-page",
-        "context": {"referral": "corrected-referral"},
-    }  # fmt: skip
+    at = corrected.event_time.isoformat() + "Z"
+    line = event(corrected.visit_id, at, "corrected-page", corrected.user_id)
     folder = lakehouse.landing / "visits" / "date=2024-03-03" / "hour=23"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "correction.json").write_text(json.dumps(event) + "\n", encoding="utf-8")
+    (folder / "correction.json").write_text(line, encoding="utf-8")
     lakehouse.run()
 
     kept = lakehouse.table("silver_visits").where(
@@ -169,17 +185,6 @@ def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(firs
     for name in ("silver_visits", "gold_page_views_by_hour", "gold_referral_statistics_by_day"):
         untouched = {file for file in before[name] if "event_date=2024-03-02" not in file}
         assert untouched <= lakehouse.data_files(name), name
-
-
-def test_a_file_that_lands_again_without_its_lines_takes_its_events_away(first_report, lakehouse):
-    (lakehouse.landing / "visits" / "date=2024-03-03" / "hour=23" / "correction.json").write_text(
-        '{"visit_id": "another", "event_time": "2024-03-03T23:00:00Z", "user_id": "u", "page": "p", "context": {}}\n',
-        encoding="utf-8",
-    )
-    lakehouse.run()
-    assert lakehouse.table("gold_page_views_by_hour").where("page = 'corrected-page'").count() == 0
-    assert lakehouse.table("silver_visits").where("page = 'corrected-page'").count() == 0
-    assert lakehouse.table("silver_visits").where("visit_id = 'another'").count() == 1
 
 
 def test_tables_of_absent_feeds_are_skipped(spark, generated, tmp_path_factory):
@@ -196,3 +201,34 @@ def test_tables_of_absent_feeds_are_skipped(spark, generated, tmp_path_factory):
         "silver_devices",
         "snapshot_users",
     }
+
+
+def test_a_compacted_bronze_table_is_no_news(first_report, lakehouse, spark):
+    """After the tests above one hour has had several loads, each with a file of its own."""
+    parsed, rows = lakehouse.hashes(["silver_visits_parsed"]), lakehouse.hashes(["bronze_visits"])
+    report = compactor.run(
+        spark, compactor.Parameters(table=str(lakehouse.path("bronze_visits")), min_small_files=2)
+    )
+    assert report["files_after"] < report["files_before"]
+    feeds = [feed for feed in FEEDS if (lakehouse.landing / feed).is_dir()]
+    for step in main_job(str(lakehouse.root), lakehouse.landing, feeds):
+        if step.name in ("load visits", "dead-letter visits"):
+            lines = lakehouse.step(step)
+            assert lines["lines_written" if step.name == "load visits" else "read"] == 0
+    assert lakehouse.hashes(["silver_visits_parsed"]) == parsed
+    assert lakehouse.hashes(["bronze_visits"]) == rows
+
+
+def test_the_full_list_of_devices_is_exposed_and_its_version_is_kept(first_report, lakehouse, truth):
+    listed = lakehouse.table("bronze_devices_list")
+    assert listed.count() == truth["gold"]["current_devices"]["devices"]
+    version = lakehouse.spark.read.format("delta").load(str(lakehouse.path("bronze_devices_list_20240303")))
+    assert version.count() == listed.count()
+    assert lakehouse.table("silver_devices").count() == listed.count()
+
+
+def test_gold_is_ready_with_the_versions_of_its_tables(first_report, lakehouse):
+    ledger = str(lakehouse.path("observability_readiness"))
+    versions = ready_versions(lakehouse.spark, ledger, "gold")
+    now = lakehouse.versions()
+    assert versions == {name: now[name] for name in now if name.startswith("gold_") and "__" not in name}

@@ -31,6 +31,8 @@ CLOCK_COLUMNS = {
     "changes",
     "run_at",
     "run_id",
+    "published_at",
+    "table_versions",
     "audited_at",
     "dbt_valid_from",
     "dbt_updated_at",
