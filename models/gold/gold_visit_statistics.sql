@@ -2,7 +2,7 @@
     materialized='awap',
     partition_by=['event_date'],
     meta={'lakehouse_patterns': {'awap': {
-        'period': 'event_date',
+        'period': 'event_date', 'is_deleted': 'is_deleted',
         'audits': [
             {'name': 'one_row_a_day', 'type': 'row_count', 'min': 1, 'max': 1},
             {'name': 'numbers_agree', 'type': 'record',
@@ -23,50 +23,25 @@ with touched_days as (
     ) }}
 ),
 
-visits as (
+events as (
     select
-        visits.event_date,
-        visits.event_time,
+        touched_days.event_date,
+        touched_days.last_ingested_at,
         visits.visit_id,
         visits.user_id,
-        touched_days.last_ingested_at
-    from {{ ref('silver_visits') }} as visits
-    inner join touched_days on visits.event_date = touched_days.event_date
-),
-
-hours as (
-    select
-        event_date,
-        count(distinct user_id) as users
-    from visits
-    group by event_date, date_trunc('hour', event_time)
-),
-
-hourly as (
-    select
-        event_date,
-        avg(users) as users_per_hour
-    from hours
-    group by event_date
-),
-
-daily as (
-    select
-        event_date,
-        count(*) as events,
-        count(distinct visit_id) as visits,
-        count(distinct user_id) as users,
-        max(last_ingested_at) as last_ingested_at
-    from visits
-    group by event_date
+        date_trunc('hour', visits.event_time) as event_hour
+    from touched_days
+    left join {{ ref('silver_visits') }} as visits on touched_days.event_date = visits.event_date
 )
 
 select
-    daily.event_date,
-    daily.events,
-    daily.visits,
-    daily.users,
-    hourly.users_per_hour,
-    daily.last_ingested_at
-from daily
-inner join hourly on daily.event_date = hourly.event_date
+    event_date,
+    count(visit_id) as events,
+    count(distinct visit_id) as visits,
+    count(distinct user_id) as users,
+    -- Users of each hour, summed over the hours and divided by their number.
+    try_divide(count(distinct event_hour, user_id), count(distinct event_hour)) as users_per_hour,
+    last_ingested_at,
+    count(visit_id) = 0 as is_deleted
+from events
+group by event_date, last_ingested_at

@@ -52,16 +52,21 @@ flagged as (
     where flagged.event_date is null
 ),
 
-keys as (
+-- Valid lines by key, rejected ones all together: one pass over the lines for both.
+grouped as (
     select
-        flagged.accounted_date,
-        flagged.visit_id,
-        flagged.event_time,
+        accounted_date,
+        rejected_as,
+        rejected_by,
         count(*) as line_count,
-        count(distinct flagged.payload_hash) as version_count
+        count(distinct payload_hash) as version_count
     from flagged
-    where flagged.rejected_by is null
-    group by flagged.accounted_date, flagged.visit_id, flagged.event_time
+    group by
+        accounted_date,
+        rejected_as,
+        rejected_by,
+        case when rejected_by is null then visit_id end,
+        case when rejected_by is null then event_time end
 ),
 
 dead as (
@@ -76,23 +81,14 @@ counts as (
         status,
         reason,
         lines
-    from keys
+    from grouped
         lateral view stack(
             3,
-            'exact_duplicate', 'same_key_same_payload', line_count - version_count,
-            'superseded', 'same_key_lower_version', version_count - 1,
-            'kept', '', cast(1 as bigint)
+            coalesce(rejected_as, 'exact_duplicate'), coalesce(rejected_by, 'same_key_same_payload'),
+            line_count - if(rejected_by is null, version_count, 0),
+            'superseded', 'same_key_lower_version', if(rejected_by is null, version_count - 1, 0),
+            'kept', '', if(rejected_by is null, cast(1 as bigint), 0)
         ) counted as status, reason, lines
-
-    union all
-
-    select
-        flagged.accounted_date,
-        flagged.rejected_as as status,
-        flagged.rejected_by as reason,
-        cast(1 as bigint) as lines
-    from flagged
-    where flagged.rejected_by is not null
 
     union all
 

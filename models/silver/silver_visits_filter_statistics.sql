@@ -14,6 +14,6 @@ statistics as (
 
 select
     *,
-    (select max(ingested_at) from lines) as ingested_at
+    (select max(ingested_at) from {{ source('parsed', 'silver_visits_parsed') }}) as ingested_at
 from statistics
 where input_rows > 0
