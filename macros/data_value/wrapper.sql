@@ -23,15 +23,7 @@
 {% endmacro %}
 
 {% macro default__wrapper(
-    relation,
-    computed,
-    layout='computed_struct',
-    computable_when=none,
-    key=none,
-    part=none,
-    raw_name='raw',
-    computed_name='decorated',
-    prefix='computed_'
+    relation, computed, layout, computable_when, key, part, raw_name, computed_name, prefix
 ) %}
     {%- do lakehouse_patterns.require(
         computed is mapping and computed, 'computed of wrapper must map names to SQL expressions, got ' ~ computed
@@ -84,16 +76,7 @@ from {{ relation }}
 {% endmacro %}
 
 {% macro default__rewrap(
-    relation,
-    from_layout,
-    to_layout,
-    computed,
-    key=none,
-    part=none,
-    computed_relation=none,
-    raw_name='raw',
-    computed_name='decorated',
-    prefix='computed_'
+    relation, from_layout, to_layout, computed, key, part, computed_relation, raw_name, computed_name, prefix
 ) %}
     {%- set names = {'raw': raw_name, 'computed': computed_name, 'prefix': prefix} -%}
     {%- set fields = computed | list -%}
@@ -110,9 +93,7 @@ from {{ relation }}
     )) }}
 {% endmacro %}
 
-{% macro default__unwrap(
-    relation, layout, computed, raw_name='raw', computed_name='decorated', prefix='computed_'
-) %}
+{% macro default__unwrap(relation, layout, computed, raw_name, computed_name, prefix) %}
     {%- do lakehouse_patterns.require(
         layout != 'two_tables', 'unwrap has nothing to do for layout two_tables: its raw table is the original'
     ) -%}
