@@ -52,15 +52,16 @@ class Models:
         if not parsed.success:
             raise WrongUse(f"dbt can't parse the project: {parsed.exception}")
         self._manifest: Any = parsed.result
+        self._exclude: tuple[str, ...] = ()
 
     def run(self) -> None:
-        """Run the models once.
+        """Run the models once; views the first time only, they don't get old.
 
         Raises:
             JobFailed: one failed; the tables keep their last good version.
         """
         done = dbtRunner(manifest=self._manifest).invoke(
-            ["--quiet", "run", "--select", self._select, *self._flags]
+            ["--quiet", "run", "--select", self._select, *self._exclude, *self._flags]
         )
         if not done.success:
             raise JobFailed(

@@ -200,15 +200,14 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appe
     """
     settings = client_settings(params.bootstrap_servers, params.consumer)
     partitions = topic_partitions(spark, params.topics, settings)
-    _prepare_target(spark, params)
+    is_new = _prepare_target(spark, params)
     contract = {
         "job": "change_data_capture",
         "target": table_id(spark, params.target),
         "topics": ",".join(sorted(params.topics)),
     }
-    appender = Appender(
-        spark, params, claim(spark, params.checkpoint, contract), _last_ingested_at(spark, params.target)
-    )
+    writer_id = claim(spark, params.checkpoint, contract)
+    appender = Appender(spark, params, writer_id, 0 if is_new else _last_ingested_at(spark, params.target))
     # What the function raises reaches the caller through await_end; py4j would print its trace as well.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     reader = (
@@ -221,7 +220,13 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appe
     if params.max_records_per_trigger is not None:
         reader = reader.option("maxOffsetsPerTrigger", params.max_records_per_trigger)
     if not has_progress(spark, params.checkpoint):
-        reader = reader.option("startingOffsets", json.dumps(_starting_offsets(spark, params, partitions)))
+        held = {} if is_new else _next_offsets(spark, params)
+        begin = _STARTS[params.starting_offsets]
+        offsets = {
+            topic: {str(partition): held.get((topic, partition), begin) for partition in range(count)}
+            for topic, count in partitions.items()
+        }
+        reader = reader.option("startingOffsets", json.dumps(offsets))
     sink = reader.load().writeStream.foreachBatch(appender).option("checkpointLocation", params.checkpoint)
     if params.trigger is None:
         return sink.trigger(availableNow=True).start(), appender
@@ -245,8 +250,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     }
 
 
-def _prepare_target(spark: SparkSession, params: Parameters) -> None:
-    """Make the bronze table, or check that the one there is such a table."""
+def _prepare_target(spark: SparkSession, params: Parameters) -> bool:
+    """Make the bronze table and return True, or check that the one there is such a table."""
     own = ", ".join(f"{name} {type_}" for name, type_ in BRONZE_TYPES.items())
     empty = spark.createDataFrame([], own)
     derived = (F.expr(expression).alias(name) for name, expression in params.derive.items())
@@ -262,13 +267,14 @@ def _prepare_target(spark: SparkSession, params: Parameters) -> None:
         for name, value in _PROPERTIES.items():
             builder = builder.property(name, value)
         builder.partitionedBy(*params.partition_by).execute()
-        return
+        return True
     has = dict(read_table(spark, params.target).dtypes)
     if has != wants:
         raise WrongUse(
             f"the table '{params.target}' holds no such records: its columns are {', '.join(has)}; "
             f"the job writes {', '.join(wants)}"
         )
+    return False
 
 
 def _last_ingested_at(spark: SparkSession, target: str) -> int:
@@ -276,10 +282,8 @@ def _last_ingested_at(spark: SparkSession, target: str) -> int:
     return int(newest["newest"] or 0)
 
 
-def _starting_offsets(
-    spark: SparkSession, params: Parameters, partitions: Mapping[str, int]
-) -> dict[str, dict[str, int]]:
-    """Return where a new checkpoint begins in each partition: behind what the table holds."""
+def _next_offsets(spark: SparkSession, params: Parameters) -> dict[tuple[str, int], int]:
+    """Return where the table ends in each partition: a new checkpoint goes on there."""
     rows = (
         read_table(spark, params.target)
         .where(F.col("topic").isin(params.topics))
@@ -287,12 +291,7 @@ def _starting_offsets(
         .agg(F.max("offset").alias("offset"))
         .collect()
     )
-    held = {(row["topic"], row["partition"]): int(row["offset"]) + 1 for row in rows}
-    start = _STARTS[params.starting_offsets]
-    return {
-        topic: {str(partition): held.get((topic, partition), start) for partition in range(count)}
-        for topic, count in partitions.items()
-    }
+    return {(row["topic"], row["partition"]): int(row["offset"]) + 1 for row in rows}
 
 
 if __name__ == "__main__":
