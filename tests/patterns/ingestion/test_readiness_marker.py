@@ -244,9 +244,8 @@ class Visits:
         return run(self.spark, Parameters(**given, **window, **{"format": "json", **parameters}))
 
     def rows(self, folder: str) -> list[str]:
-        rows = self.spark.read.schema("name string").json(
-            f"{self.folder}{folder if folder[0] == '_' else '/' + folder}"
-        )
+        """Return the names in a folder beside or in the dataset (`visits/…`, `visits_late/…`)."""
+        rows = self.spark.read.schema("name string").json(str(self.folder.parent / folder))
         return sorted(row.name for row in rows.collect())
 
     @staticmethod
