@@ -127,7 +127,7 @@ from (
                     end as {{ adapter.quote(name) }}
                     {{- ',' if not loop.last }}
                     {%- endfor %}
-                ) as texts
+                ) as text_values
             from (
                 select
                     record,
@@ -142,11 +142,17 @@ from (
                     select
                         struct(payload, key, topic, partition, offset, timestamp, headers) as record,
                         ingested_at,
-                        from_json(payload, 'struct<{{ envelope }}, payload: struct<{{ envelope }}>>') as parsed
+                        parsed
                     from {{ relation }}
+                    {#- Spark copies expressions into a filter that it pushes down, and would parse a record a hundred
+                        times; a lateral view it doesn't see through, while a filter on ingested_at still prunes. #}
+                    lateral view explode(
+                        array(from_json(payload, 'struct<{{ envelope }}, payload: struct<{{ envelope }}>>'))
+                    ) once as parsed
                 )
             )
         )
+        lateral view explode(array(text_values)) once as texts
     )
 )
 {%- endmacro %}
