@@ -345,9 +345,10 @@ def version_tables(spark: SparkSession, target: str) -> dict[str, str]:
         ]
         target = absolute(target)
     else:
-        database = target.rpartition(".")[0] or spark.catalog.currentDatabase()
-        prefix = target.rpartition(".")[0]
-        names = [f"{prefix}.{t.name}" if prefix else t.name for t in spark.catalog.listTables(database)]
+        database, _, name = target.rpartition(".")
+        place = f" in {database}" if database else ""
+        found = spark.sql(f"show tables{place} like '{name}_*'").collect()
+        names = [f"{database}.{row.tableName}" if database else row.tableName for row in found]
     versions = ((name, name.removeprefix(f"{target}_")) for name in names if name.startswith(f"{target}_"))
     return {version: name for name, version in versions if _VERSION.fullmatch(version)}
 
