@@ -100,15 +100,17 @@ group by {{ groups | join(', ') }}
 
 {% macro default__current_lines(lines, files) %}
     {#- Bronze only appends: of a file that landed again, the highest load is the file. -#}
-select all_lines.*
-from {{ lines }} as all_lines
-inner join (
+with current_loads as (
     select
         file_path,
         max(load_id) as load_id
     from {{ files }}
     group by file_path
-) as current_loads
+)
+
+select all_lines.*
+from {{ lines }} as all_lines
+inner join current_loads
     on all_lines.file_path = current_loads.file_path
     and all_lines.load_id = current_loads.load_id
 {%- endmacro %}
