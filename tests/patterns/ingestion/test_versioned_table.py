@@ -48,7 +48,9 @@ class Loads:
         else:
             self.project.run(*arguments)
         self.rows[name] = [tuple(row) for row in self.project.table("devices").collect()]
-        tables = self.project.spark.sql(f"show tables in {self.project.schema}").collect()
+        tables = (
+            self.project.spark.sql(f"show tables in {self.project.schema}").where("not isTemporary").collect()
+        )
         self.tables[name] = {row.tableName for row in tables} - {"devices", "landed"}
 
 
