@@ -169,7 +169,8 @@ def worth_compacting(
         )
         .where(F.col("small_files") >= policy.min_small_files)
         .where(F.col("small_files") >= F.col("files") * policy.min_small_ratio)
-        .where(F.col("newest") <= newest_allowed)
+        # Without an age to wait for, a file that came after `now`, while this job started, keeps nobody waiting.
+        .where((F.col("newest") <= newest_allowed) if policy.min_age_minutes else F.lit(True))
         .drop("newest")
     )
 
@@ -180,7 +181,7 @@ def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.d
     for file in files:
         by_folder[_folder(file.path)].append(file)
     old_enough = (now - _EPOCH - dt.timedelta(minutes=policy.min_age_minutes)) / dt.timedelta(milliseconds=1)
-    if any(file.modified_at > old_enough for file in files):
+    if policy.min_age_minutes and any(file.modified_at > old_enough for file in files):
         return False
     return any(
         (small := sum(file.size < policy.small_bytes for file in group)) >= policy.min_small_files
