@@ -28,10 +28,8 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -50,6 +48,7 @@ from python_jobs.delta_streams import (
 from python_jobs.intervals import parse_time
 from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
 from python_jobs.tables import absolute, is_path, read_table, table_exists, transaction_version
+from python_jobs.yaml_files import read_yaml
 
 REJECTED_BY = "rejected_by"
 REJECTED_AS = "rejected_as"
@@ -84,10 +83,7 @@ def load_conditions(path: str) -> list[Condition]:
     Raises:
         WrongUse: the file is missing or holds something else.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise WrongUse(f"the file of conditions '{path}' doesn't exist")
-    entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+    entries = read_yaml(path, "file of conditions")
     if not isinstance(entries, list) or not all(
         isinstance(entry, Mapping)
         and {"name", "condition"} <= entry.keys() <= {"name", "condition", "category"}

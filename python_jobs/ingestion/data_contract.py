@@ -25,14 +25,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import yaml
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from python_jobs.ingestion.replication_policy import SENSITIVE_TAG
 from python_jobs.job import DataRefused, JobFailed, WrongUse
+from python_jobs.yaml_files import read_yaml
 
 _COLUMN_KEYS = {"name", "tags", "transform", "keys", "description"}
 _TRANSFORMS = ("keyed_hash", "substring", "constant")
@@ -102,13 +101,7 @@ def load_contract(path: str) -> Contract:
     Raises:
         WrongUse: the file is missing, or an entry is wrong; the message names it.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise WrongUse(f"the contract '{path}' doesn't exist")
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError:
-        raise WrongUse(f"the contract '{path}' is no YAML") from None
+    document = read_yaml(path, "contract")
     if not isinstance(document, Mapping) or not document.get("columns") or "dataset" not in document:
         raise WrongUse(f"the contract '{path}' must hold 'dataset' and a list 'columns'")
     root = Node(listed=True)

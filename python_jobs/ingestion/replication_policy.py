@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from python_jobs.job import DataRefused, WrongUse
+from python_jobs.yaml_files import read_yaml
 
 SENSITIVE_TAG = "pii"
 """The tag, in any case, of what must not leave its environment as it is."""
@@ -45,13 +43,7 @@ def load_policy(path: str) -> list[Dataset]:
     Raises:
         WrongUse: the file is missing or says something else than the module's example.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise WrongUse(f"the replication policy '{path}' doesn't exist")
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError:
-        raise WrongUse(f"the replication policy '{path}' is no YAML") from None
+    document = read_yaml(path, "replication policy")
     entries = document.get("datasets") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise WrongUse(f"the replication policy '{path}' must hold a list 'datasets'")
