@@ -36,13 +36,13 @@ from pathlib import Path
 
 import filelock
 import flask
-import yaml
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from tenacity.nap import sleep_using_event
 from waitress.server import create_server
 
 from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
 from python_jobs.job import JobFailed, NotReady, WrongUse, run_program, utc_now
+from python_jobs.yaml_files import read_yaml
 from services.airflow import Airflow, TriggerFailed
 from services.events import PLACEHOLDERS, Event, Filter, read_envelope
 from services.run_registry import Run, RunRegistry
@@ -426,7 +426,7 @@ def consumer_of(kafka: Kafka) -> Consumer:
         NotReady: the brokers don't answer.
         WrongUse: there is no such topic.
     """
-    settings = {} if kafka.settings_file is None else yaml.safe_load(Path(kafka.settings_file).read_text())
+    settings = {} if kafka.settings_file is None else read_yaml(kafka.settings_file, "settings file")
     consumer = Consumer(
         {"auto.offset.reset": "earliest", "log_level": 0}
         | settings

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
 
 from python_jobs.job import WrongUse
+from python_jobs.yaml_files import read_yaml
 
 ERROR_CLASS = "error_class"
 ERROR_MESSAGE = "error_message"
@@ -60,10 +60,9 @@ def load_schema(text: str) -> StructType:
         return _from_ddl(text, text)
     if not path.is_file():
         raise WrongUse(f"the schema file '{text}' doesn't exist")
-    content = path.read_text(encoding="utf-8")
     if path.suffix in {".ddl", ".sql"}:
-        return _from_ddl(content, text)
-    tree = yaml.safe_load(content)
+        return _from_ddl(path.read_text(encoding="utf-8"), text)
+    tree = read_yaml(text, "schema file")
     if not isinstance(tree, dict):
         raise WrongUse(f"the schema file '{text}' holds no map of field names to types")
     if tree.get("type") == "struct" and isinstance(tree.get("fields"), list):

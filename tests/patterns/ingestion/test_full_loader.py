@@ -6,9 +6,6 @@ import json
 import os
 import shlex
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.waiting import polled
 
 JOB = REPOSITORY / "python_jobs" / "ingestion" / "full_loader.py"
 THIS = "tests/patterns/ingestion/test_full_loader.py::"
@@ -78,31 +76,6 @@ def devices(spark: SparkSession, tmp_path: Path) -> Devices:
     return Devices(spark, tmp_path / "landing", str(tmp_path / "bronze" / "devices"))
 
 
-@contextmanager
-def polled_counts(devices: Devices) -> Iterator[list[Any]]:
-    """Collect what a reader counts in the public table, again and again, until the block has ended and once more."""
-    seen: list[Any] = []
-    ended = threading.Event()
-
-    def poll() -> None:
-        while True:
-            last = ended.is_set()
-            try:
-                seen.append(devices.rows().count())
-            except Exception as failure:
-                seen.append(str(failure))
-            if last:
-                return
-
-    reader = threading.Thread(target=poll)
-    reader.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        reader.join()
-
-
 # --- versions -------------------------------------------------------------------------------------------
 
 
@@ -134,9 +107,9 @@ def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Load
     loads = Loads(spark, tmp_path_factory.mktemp("loads"))
     loads.step("day 1", "2024-01-01", DEVICES)
     loads.step("again", "2024-01-01")
-    with polled_counts(loads) as loads.seen_changing:
+    with polled(lambda: loads.rows().count()) as loads.seen_changing:
         loads.step("day 2", "2024-01-02", DEVICES_2)
-    with polled_counts(loads) as loads.seen_reloading:
+    with polled(lambda: loads.rows().count()) as loads.seen_reloading:
         loads.step("day 2 anew", "2024-01-02", SIXTY)
     loads.step("back", "2024-01-01", step="expose")
     spark.sql(f"restore table delta.`{loads.target}` to version as of 1").collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
 from services.full_loader_postgres import Parameters, load, run
 from services.postgres import Database
 from tests.support.rows import assert_rows
+from tests.support.waiting import polled
 
 pytestmark = pytest.mark.postgres
 
@@ -60,30 +60,16 @@ class Devices:
         ]
 
     @contextmanager
-    def polled(self) -> Iterator[set[Any]]:
-        """Collect what a reader counts in the view until the block has ended, and once more."""
-        seen: set[Any] = set()
-        ended = threading.Event()
+    def polled(self) -> Iterator[list[object]]:
+        """Collect what a reader counts in the view meanwhile."""
+        with self.database.connect() as connection:
 
-        def poll() -> None:
-            with self.database.connect() as connection:
-                while True:
-                    last = ended.is_set()
-                    try:
-                        row = connection.execute("select count(*) from devices").fetchone()
-                        seen.add(row and row[0])
-                    except psycopg.Error as failure:
-                        seen.add(str(failure))
-                    if last:
-                        return
+            def count() -> int | None:
+                row = connection.execute("select count(*) from devices").fetchone()
+                return row and row[0]
 
-        reader = threading.Thread(target=poll)
-        reader.start()
-        try:
-            yield seen
-        finally:
-            ended.set()
-            reader.join()
+            with polled(count) as seen:
+                yield seen
 
 
 @pytest.fixture
@@ -116,7 +102,7 @@ def test_readers_never_miss_the_view_nor_see_a_part(devices: Devices) -> None:
             devices.run("2024-01-01", step="expose")
         devices.write(sixty)
         devices.run("2024-01-01")  # the exposed version loaded again, its old table dropped
-    assert seen == {50, 60}
+    assert set(seen) == {50, 60}
 
 
 def test_the_view_is_dropped_and_made_anew_in_one_transaction_for_a_removed_column(devices: Devices) -> None:
@@ -131,7 +117,7 @@ def test_the_view_is_dropped_and_made_anew_in_one_transaction_for_a_removed_colu
             devices.run("2024-01-02", columns="type text, name text")
             devices.run("2024-01-01", step="expose")
             devices.run("2024-01-02", step="expose", columns="type text, name text")
-        assert seen == {50}
+        assert set(seen) == {50}
         assert devices.query("select name from devices where name = 'G2x'") == [("G2x",)]
         can_read = "select has_table_privilege('reader_of_the_test', 'devices', 'select')"
         assert devices.query(can_read) == [(True,)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from tests.support.dbt_project import DbtProject
 from tests.support.rows import assert_rows
 from tests.support.session import environment
 from tests.support.snippets import snippet
+from tests.support.waiting import polled
 
 THIS = "tests/patterns/ingestion/test_versioned_table.py::"
 SOURCES = """
@@ -28,7 +28,7 @@ class Loads:
 
     def __init__(self, project: DbtProject) -> None:
         self.project = project
-        self.seen: set[Any] = set()
+        self.seen: list[object] = []
         self.rows: dict[str, list[tuple[Any, ...]]] = {}
         self.tables: dict[str, set[str]] = {}
         self.errors: dict[str, str] = {}
@@ -59,22 +59,8 @@ def loads(spark: SparkSession, make_project: Callable[..., DbtProject]) -> Loads
     model = snippet("docs/ingestion.md", f"{THIS}test_the_view_shows_the_newest_version")
     loads = Loads(make_project({"models/devices.sql": model, "models/sources.yml": SOURCES}))
     loads.load("day 1", "2024-01-01", DAY_1)
-    ended = threading.Event()
-
-    def poll() -> None:
-        while not ended.is_set():
-            try:
-                loads.seen.add(spark.table(f"{loads.project.schema}.devices").count())
-            except Exception as failure:
-                loads.seen.add(str(failure))
-
-    reader = threading.Thread(target=poll)
-    reader.start()
-    try:
+    with polled(lambda: spark.table(f"{loads.project.schema}.devices").count()) as loads.seen:
         loads.load("day 2", "2024-01-02", DAY_2)
-    finally:
-        ended.set()
-        reader.join()
     loads.load("backfill", "2023-12-31", DAY_1[:1])
     loads.load("repeated", "2024-01-02", [*DAY_2, DAY_2[0], ("lg", None, "1")], fails=True)
     loads.expose("back", "{model_name: devices, version: 2024-01-01}")
@@ -91,8 +77,7 @@ def test_the_view_shows_the_newest_version(loads: Loads) -> None:
 
 
 def test_readers_of_the_view_see_one_version_or_the_other(loads: Loads) -> None:
-    assert loads.seen
-    assert loads.seen <= {2, 3}
+    assert set(loads.seen) <= {2, 3}
 
 
 def test_a_backfill_names_its_table_after_the_logical_date_and_the_view_stays(loads: Loads) -> None:
