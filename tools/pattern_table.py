@@ -7,6 +7,7 @@ python -m tools.pattern_table --check    only say whether it is current
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
@@ -44,9 +45,7 @@ def table(entries: Iterable[Pattern], folder: PurePosixPath) -> str:
     rows = ["| Pattern | Family | Forms | Behaviours proved |", "| --- | --- | --- | ---: |"]
     for entry in entries:
         forms = ", ".join(
-            f"[{kind}]({os.path.relpath(path, folder)})"
-            for form in entry.forms
-            for kind, path in form.items()
+            f"[{label}]({os.path.relpath(path, folder)})" for label, path in labelled(entry).items()
         )
         proved = sum(behaviour.test is not None for behaviour in entry.behaviours)
         rows.append(
@@ -54,6 +53,13 @@ def table(entries: Iterable[Pattern], folder: PurePosixPath) -> str:
             f"| {forms} | {proved} of {len(entry.behaviours)} |"
         )
     return "\n".join(rows)
+
+
+def labelled(entry: Pattern) -> dict[str, str]:
+    """Return the forms by their kind, with the file's name where a pattern has several of a kind."""
+    forms = [(kind, path) for form in entry.forms for kind, path in form.items()]
+    kinds = Counter(kind for kind, _ in forms)
+    return {kind if kinds[kind] == 1 else f"{kind} {PurePosixPath(path).stem}": path for kind, path in forms}
 
 
 def with_table(text: str, rows: str, page: PurePosixPath) -> str:

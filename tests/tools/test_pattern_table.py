@@ -1,11 +1,12 @@
 """The README's table says what the catalog says."""
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pytest
 
 from tools.catalog import pattern_of
-from tools.pattern_table import BEGIN, END, table, with_table
+from tools.pattern_table import BEGIN, END, labelled, table, with_table
 
 MERGER = pattern_of(
     "idempotency",
@@ -36,6 +37,15 @@ def test_a_row_links_the_page_and_the_files_and_counts_what_is_proved() -> None:
         "| [Merger](idempotency.md#merger) | idempotency "
         "| [macro](../macros/m.sql), [job](../python_jobs/m.py) | 1 of 2 |"
     ]
+
+
+def test_several_forms_of_a_kind_bear_their_names() -> None:
+    forms = [{"job": "python_jobs/a.py"}, {"macro": "macros/m.sql"}, {"job": "python_jobs/b.py"}]
+    assert labelled(replace(MERGER, forms=forms)) == {
+        "job a": "python_jobs/a.py",
+        "macro": "macros/m.sql",
+        "job b": "python_jobs/b.py",
+    }
 
 
 def test_only_the_text_between_the_markers_changes() -> None:
