@@ -10,7 +10,7 @@ import datetime as dt
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from delta.tables import DeltaTable
 from pyspark.errors import StreamingQueryException
@@ -67,10 +67,12 @@ def start_stream(
     trigger: str | None = None,
     max_files_per_trigger: int | None = None,
     options: Mapping[str, str] | None = None,
+    transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
 ) -> StreamingQuery:
     """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace.
 
-    ``options`` are further options of Delta's reader.
+    ``options`` are further options of Delta's reader. ``transform`` is what the stream itself does before its batches
+    reach ``function``: watermarks and other work with state.
     """
     # What the function raises reaches the caller through await_end; py4j would print its trace as well.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
@@ -78,7 +80,7 @@ def start_stream(
     if max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
     stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
-    sink = stream.writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
+    sink = transform(stream).writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
     if trigger is None:
         return sink.trigger(availableNow=True).start()
     return sink.trigger(processingTime=trigger).start()

@@ -1,0 +1,133 @@
+"""What Spark says of each micro-batch of a stateful query: the rows it dropped, and the state it keeps.
+
+Spark drops late rows and repeats without a word; its progress events have the counts. ``query.recentProgress`` forgets
+all but the last hundred, so a listener adds them up.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_DELIVERY_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """One micro-batch; one without input only moves the watermark and evicts state."""
+
+    batch_id: int
+    watermark: dt.datetime | None
+    """The one that the batch ran with, which is what the batches before it made it; None before the first."""
+    late_rows: int
+    """Dropped for being behind the watermark, by all stateful operators."""
+    duplicate_rows: int
+    """Dropped as repeats; 0 for a query that doesn't deduplicate."""
+    state_rows: int
+    state_bytes: int
+    observed: dict[str, dict[str, Any]]
+    """Metrics of the query's ``observe``, by name."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for a report."""
+        return {name: value for name, value in asdict(self).items() if name != "observed"}
+
+
+def batch_progress(progress: StreamingQueryProgress) -> BatchProgress:
+    """Return what an event says of its batch."""
+    operators = progress.stateOperators
+    watermark = (progress.eventTime or {}).get("watermark")
+    moment = dt.datetime.fromisoformat(watermark) if watermark else _EPOCH
+    return BatchProgress(
+        batch_id=progress.batchId,
+        watermark=None if moment == _EPOCH else moment,
+        late_rows=sum(operator.numRowsDroppedByWatermark for operator in operators),
+        duplicate_rows=sum(
+            operator.customMetrics.get("numDroppedDuplicateRows", 0) for operator in operators
+        ),
+        state_rows=sum(operator.numRowsTotal for operator in operators),
+        state_bytes=sum(operator.memoryUsedBytes for operator in operators),
+        observed={name: row.asDict() for name, row in progress.observedMetrics.items()},
+    )
+
+
+class ProgressListener(StreamingQueryListener):
+    """Adds up the progress of each query that starts while it listens."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, ProgressTotals] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Begin the query's account."""
+        self._totals[str(event.runId)] = ProgressTotals()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Add one batch."""
+        self._totals[str(event.progress.runId)].add(batch_progress(event.progress))
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing came; nothing to add."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Close the query's account."""
+        self._totals[str(event.runId)].ended.set()
+
+    def totals(self, query: StreamingQuery) -> ProgressTotals:
+        """Return the account of a query that has ended; its last events come a moment after the end."""
+        totals = self._totals[str(query.runId)]
+        if not totals.ended.wait(_DELIVERY_SECONDS):
+            raise TimeoutError(
+                f"Spark didn't deliver the query's last progress in {_DELIVERY_SECONDS} seconds"
+            )
+        return totals
+
+
+class ProgressTotals:
+    """Counts over all batches of one run of a query, and its latest hundred batches."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.batches: deque[BatchProgress] = deque(maxlen=100)
+        self.late_rows = self.duplicate_rows = self.peak_state_rows = 0
+        self._observed: dict[tuple[str, str], int] = {}
+
+    def add(self, batch: BatchProgress) -> None:
+        """Add one batch."""
+        self.batches.append(batch)
+        self.late_rows += batch.late_rows
+        self.duplicate_rows += batch.duplicate_rows
+        self.peak_state_rows = max(self.peak_state_rows, batch.state_rows)
+        for name, metrics in batch.observed.items():
+            for metric, value in metrics.items():
+                self._observed[name, metric] = self._observed.get((name, metric), 0) + (value or 0)
+
+    def observed(self, name: str, metric: str) -> int:
+        """Return the sum of an observed count; 0 before the first batch."""
+        return self._observed.get((name, metric), 0)
+
+
+@contextmanager
+def listening(spark: SparkSession) -> Iterator[ProgressListener]:
+    """Listen to the queries that the block starts, and ask for their totals within it."""
+    listener = ProgressListener()
+    spark.streams.addListener(listener)
+    try:
+        yield listener
+    finally:
+        spark.streams.removeListener(listener)
