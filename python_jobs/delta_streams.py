@@ -129,6 +129,11 @@ def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
         writer.saveAsTable(table)
 
 
+def nullable(schema: StructType) -> StructType:
+    """Return the schema with every column nullable: a literal isn't, but a table's column is."""
+    return StructType([column.__class__(column.name, column.dataType) for column in schema.fields])
+
+
 def create_table(
     spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
 ) -> None:

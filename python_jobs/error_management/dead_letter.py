@@ -48,7 +48,6 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
 from pyspark.sql.window import Window
 
 from python_jobs.checkpoints import claim
@@ -57,6 +56,7 @@ from python_jobs.delta_streams import (
     append,
     await_end,
     create_table,
+    nullable,
     parse_duration,
     start_stream,
     table_id,
@@ -378,8 +378,8 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
     if missing:
         raise WrongUse(f"partition_by names no column of the target: {', '.join(missing)}")
     dead = dead_letters(parsed, empty.columns, 0, params.job_name, params.job_version, "1970-01-01")
-    create_table(spark, params.dead_letter, _nullable(dead.schema))
-    create_table(spark, params.target, _nullable(valid_records(parsed).schema), params.partition_by)
+    create_table(spark, params.dead_letter, nullable(dead.schema))
+    create_table(spark, params.target, nullable(valid_records(parsed).schema), params.partition_by)
 
     tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
     contract = {"job": "dead_letter"} | {role: table_id(spark, table) for role, table in tables.items()}
@@ -390,11 +390,6 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
         spark, params.source, writer, params.checkpoint, params.trigger, params.max_files_per_trigger
     )
     return query, writer
-
-
-def _nullable(schema: StructType) -> StructType:
-    """Return the schema with every column nullable: a literal isn't, but the table is."""
-    return StructType([column.__class__(column.name, column.dataType) for column in schema.fields])
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
