@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -62,6 +63,32 @@ def topic_partitions(
         NotReady: no broker answers, or a topic isn't there.
         JobFailed: the broker refuses us.
     """
+    with _answers(spark, topics, settings) as admin:
+        jvm: Any = spark._jvm
+        described = admin.describeTopics(jvm.java.util.ArrayList(list(topics))).allTopicNames().get()
+        return {topic: described[topic].partitions().size() for topic in topics}
+
+
+def offset_ranges(
+    spark: SparkSession, topic: str, settings: Mapping[str, str]
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the first offset and the end of each (topic, partition); raises like :func:`topic_partitions`."""
+    partitions = topic_partitions(spark, [topic], settings)[topic]
+    with _answers(spark, [topic], settings) as admin:
+        jvm: Any = spark._jvm
+        asked = [jvm.org.apache.kafka.common.TopicPartition(topic, number) for number in range(partitions)]
+        specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        ranges = []
+        for spec in (specs.earliest(), specs.latest()):
+            question = jvm.java.util.HashMap(dict.fromkeys(asked, spec))
+            answers = admin.listOffsets(question).all().get()
+            ranges.append([int(answers[partition].offset()) for partition in asked])
+        return {(topic, number): bounds for number, bounds in enumerate(zip(*ranges, strict=True))}
+
+
+@contextmanager
+def _answers(spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]) -> Iterator[Any]:
+    """Give a client that asks the brokers; what they don't answer becomes one sentence."""
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     timeouts = {
@@ -70,14 +97,12 @@ def topic_partitions(
     }
     for name, value in (timeouts | dict(settings)).items():
         properties.setProperty(name, value)
-    servers = settings["bootstrap.servers"]
     admin = None
     try:
         admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-        described = admin.describeTopics(jvm.java.util.ArrayList(list(topics))).allTopicNames().get()
-        return {topic: described[topic].partitions().size() for topic in topics}
+        yield admin
     except Py4JJavaError as failure:
-        raise _one_sentence(failure, topics, servers, settings) from None
+        raise _one_sentence(failure, topics, settings["bootstrap.servers"], settings) from None
     finally:
         if admin is not None:
             admin.close(jvm.java.time.Duration.ZERO)

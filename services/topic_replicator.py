@@ -29,7 +29,6 @@ Source: Data Engineering Design Patterns, chapter 2, Passthrough Replicator.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -52,9 +51,9 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, surviving_offset, topic_partitions
 from python_jobs.kafka_topics import refuse_secrets
 
-_ANSWER_SECONDS = 30
 _COMMIT_SECONDS = 30
 _POLL_SECONDS = 0.2
 _BROKER_AWAY_SECONDS = 60
@@ -115,10 +114,10 @@ class Replicator:
         """
         self.parameters = parameters
         name = f"{_GROUP}.{parameters.source_topic}"
-        source = _client(parameters.source_bootstrap_servers, parameters.source_settings)
-        target = _client(parameters.target_bootstrap_servers, parameters.target_settings)
-        self._partitions = _partitions(source, parameters.source_topic)
-        self._check_target(target, _partitions(target, parameters.target_topic))
+        source = client_settings(parameters.source_bootstrap_servers, parameters.source_settings)
+        target = client_settings(parameters.target_bootstrap_servers, parameters.target_settings)
+        self._partitions = topic_partitions(source, parameters.source_topic)
+        self._check_target(target, topic_partitions(target, parameters.target_topic))
 
         self._consumer = Consumer(
             source
@@ -156,7 +155,7 @@ class Replicator:
         self._bytes = 0
         with _one_sentence(parameters):
             # Fences a predecessor off and ends its transaction, so that the position read next is final.
-            self._producer.init_transactions(_ANSWER_SECONDS)
+            self._producer.init_transactions(ANSWER_SECONDS)
             self._next: dict[int, int] = {}
             self._start()
 
@@ -210,7 +209,7 @@ class Replicator:
             )
         resource = ConfigResource(ResourceType.TOPIC, topic)
         admin = AdminClient(dict(client))  # kept by name: its answers die with it
-        settings = admin.describe_configs([resource])[resource].result(_ANSWER_SECONDS)
+        settings = admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)
         if (kind := settings["message.timestamp.type"].value) != "CreateTime":
             raise WrongUse(
                 f"target topic {topic} has message.timestamp.type={kind}, which replaces the records' "
@@ -221,31 +220,31 @@ class Replicator:
         """Find the offset that each partition goes on with."""
         topic, target = self.parameters.source_topic, self.parameters.target_topic
         asked = [TopicPartition(target, p) for p in range(self._partitions)]
-        committed = self._positions.committed(asked, _ANSWER_SECONDS)
+        committed = self._positions.committed(asked, ANSWER_SECONDS)
         self._next = {position.partition: position.offset for position in committed}
         for partition, position in self._next.items():
-            low, high = self._consumer.get_watermark_offsets(
-                TopicPartition(topic, partition), _ANSWER_SECONDS
-            )
             if position == OFFSET_INVALID:
                 if self._has_records(TopicPartition(target, partition)) and not self.parameters.start_over:
                     raise DataRefused(
                         f"target {target}/{partition} holds records and no position is known (forgotten after a "
                         "standstill, or another writer): copy all again with start_over, or take an empty topic"
                     )
-                self._next[partition] = low
-            elif not low <= position <= high:
-                self._next[partition] = self._after_loss(partition, low)
+                first, _ = self._consumer.get_watermark_offsets(
+                    TopicPartition(topic, partition), ANSWER_SECONDS
+                )
+                self._next[partition] = first
+            else:
+                self._next[partition] = self._surviving(partition)
 
     def _has_records(self, partition: TopicPartition) -> bool:
         """Return whether a partition of the target holds a record of a transaction that wasn't given up."""
         partition.offset = OFFSET_BEGINNING
         self._positions.assign([partition])
-        message = self._positions.poll(_ANSWER_SECONDS)
+        message = self._positions.poll(ANSWER_SECONDS)
         self._positions.unassign()
         if message is None:
             raise NotReady(
-                f"{partition.topic}/{partition.partition} could not be read within {_ANSWER_SECONDS} s"
+                f"{partition.topic}/{partition.partition} could not be read within {ANSWER_SECONDS} s"
             )
         return message.error() is None
 
@@ -254,7 +253,7 @@ class Replicator:
         ends: dict[int, int | None] = {}
         for partition, position in self._next.items():
             topic_partition = TopicPartition(self.parameters.source_topic, partition)
-            _, high = self._consumer.get_watermark_offsets(topic_partition, _ANSWER_SECONDS)
+            _, high = self._consumer.get_watermark_offsets(topic_partition, ANSWER_SECONDS)
             if position < high:
                 ends[partition] = high
         return ends
@@ -269,22 +268,14 @@ class Replicator:
 
     def _find_position(self, partition: int) -> None:
         """Go on where a partition was, if its record is there: a broker that restarts may deny that as well."""
-        topic_partition = TopicPartition(self.parameters.source_topic, partition, self._next[partition])
-        low = high = topic_partition.offset
         with suppress(KafkaException):  # no answer yet: asked again when the record is denied again
-            low, high = self._consumer.get_watermark_offsets(topic_partition, _ANSWER_SECONDS)
-        if not low <= topic_partition.offset <= high:
-            self._next[partition] = topic_partition.offset = self._after_loss(partition, low)
-        self._consumer.seek(topic_partition)
+            self._next[partition] = self._surviving(partition)
+        self._consumer.seek(TopicPartition(self.parameters.source_topic, partition, self._next[partition]))
 
-    def _after_loss(self, partition: int, low: int) -> int:
-        """Return where to go on when records are gone, if that is allowed."""
-        if self.parameters.fail_on_data_loss:
-            raise DataRefused(
-                f"records of {self.parameters.source_topic}/{partition} from offset {self._next[partition]} on are "
-                "gone (expired, or the topic was made anew): go on without them with --fail_on_data_loss false"
-            )
-        return low
+    def _surviving(self, partition: int) -> int:
+        """Return where a partition goes on, after a loss only if that is allowed."""
+        position = TopicPartition(self.parameters.source_topic, partition, self._next[partition])
+        return surviving_offset(self._consumer, position, self.parameters.fail_on_data_loss)
 
     def _forward(self, message: Message, partition: int) -> None:
         if not self._open:
@@ -334,7 +325,7 @@ class Replicator:
     def _refuse_more_partitions(self) -> None:
         topic = self.parameters.source_topic
         with suppress(KafkaException):  # a broker that is down is the clients' business
-            found = len(self._consumer.list_topics(topic, _ANSWER_SECONDS).topics[topic].partitions)
+            found = len(self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic].partitions)
             if found > self._partitions:
                 raise JobFailed(
                     f"source topic {topic} has {found} partitions by now, {self._partitions} are replicated: "
@@ -352,44 +343,6 @@ def run(parameters: Parameters) -> dict[str, Any]:
         return replicator.run(stopped)
     finally:
         replicator.close()
-
-
-def _client(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of one client, with secrets looked up."""
-
-    def variable(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise WrongUse(f"the environment variable {match[1]} that a Kafka setting names isn't set")
-        return os.environ[match[1]]
-
-    resolved = {name: re.sub(r"\$\{env:(\w+)\}", variable, value) for name, value in settings.items()}
-    # librdkafka prints what it also reports to us.
-    return {"bootstrap.servers": bootstrap_servers, "log_level": 0} | resolved
-
-
-def _partitions(client: Mapping[str, Any], topic: str) -> int:
-    """Return the number of a topic's partitions.
-
-    Raises:
-        NotReady: no broker answers, or there is no such topic.
-        JobFailed: the broker refuses us.
-    """
-    errors: list[str] = []
-    servers = client["bootstrap.servers"]
-    try:
-        admin = AdminClient(dict(client) | {"error_cb": lambda error: errors.append(error.name())})
-        topics = admin.list_topics(timeout=_ANSWER_SECONDS / 3).topics
-    except KafkaException as failure:
-        protocol = client.get("security.protocol", "plaintext")
-        for sign, sentence in {"_SSL": "TLS", "_AUTHENTICATION": "the user or the password"}.items():
-            if sign in errors:
-                raise JobFailed(f"the Kafka broker at {servers} refused {sentence}") from None
-        if failure.args[0].code() == KafkaError._INVALID_ARG:
-            raise WrongUse(f"a Kafka setting for {servers} is wrong: {failure.args[0].str()}") from None
-        raise NotReady(f"no Kafka broker answers at {servers} by {protocol}") from None
-    if topic not in topics:
-        raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
-    return len(topics[topic].partitions)
 
 
 @contextmanager

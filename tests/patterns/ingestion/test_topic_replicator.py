@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
+from python_jobs import kafka_clients
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
 from services import topic_replicator
 from services.kafka import Broker, Record
@@ -164,7 +165,7 @@ def test_a_target_that_can_not_be_a_replica_is_refused(broker: Broker, pair: Any
 
 
 def test_what_is_not_there_is_not_ready(parameters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_replicator, "_ANSWER_SECONDS", 3)
+    monkeypatch.setattr(kafka_clients, "ANSWER_SECONDS", 3)
     with pytest.raises(NotReady, match="there is no topic absent"):
         replicate(parameters(source_topic="absent"))
     nobody = f"127.0.0.1:{free_port()}"
