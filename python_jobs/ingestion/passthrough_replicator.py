@@ -144,11 +144,15 @@ class Folder:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         assert spark._jvm is not None
-        self._jvm: Any = spark._jvm
-        self._configuration = spark._jsc.hadoopConfiguration()
-        self._path_class = self._jvm.org.apache.hadoop.fs.Path
+        jvm: Any = spark._jvm
+        # Each name of a package that Python looks up is a call to the JVM: once, not for every file.
+        self._path_class = jvm.org.apache.hadoop.fs.Path
+        self._checksum_class = jvm.java.util.zip.CRC32C
+        self._checked_class = jvm.java.util.zip.CheckedInputStream
+        self._io = jvm.org.apache.commons.io.IOUtils
+        self._nothing = jvm.java.io.OutputStream.nullOutputStream()
         root = self._path_class(absolute(path))
-        file_system = root.getFileSystem(self._configuration)
+        file_system = root.getFileSystem(spark._jsc.hadoopConfiguration())
         # The local file system hides the checksum files (.x.crc) that Spark writes, and would write its own.
         self._file_system = (
             file_system.getRawFileSystem() if file_system.getUri().getScheme() == "file" else file_system
@@ -194,27 +198,34 @@ class Folder:
 
     def open(self, path: str) -> Any:
         """Return a stream of a file's bytes, with their checksum."""
-        checksum = self._jvm.java.util.zip.CRC32C()
-        return self._jvm.java.util.zip.CheckedInputStream(
-            self._file_system.open(self._path(path), _BUFFER_BYTES), checksum
-        )
+        stream = self._file_system.open(self._path(path), _BUFFER_BYTES)
+        return self._checked_class(stream, self._checksum_class())
 
     def checksum(self, path: str) -> tuple[int, int]:
         """Return the number of a file's bytes and their CRC-32C."""
-        return self._pump(self.open(path), self._jvm.java.io.OutputStream.nullOutputStream())
+        stream = self.open(path)
+        try:
+            return self._pump(stream, self._nothing)
+        finally:
+            stream.close()
 
     def has_bytes_of(self, source: Folder, path: str) -> bool:
         """Return whether this folder's file and the source's hold the same bytes."""
         ours, theirs = self.open(path), source.open(path)
         try:
-            return bool(self._jvm.org.apache.commons.io.IOUtils.contentEquals(ours, theirs))
+            return bool(self._io.contentEquals(ours, theirs))
         finally:
             ours.close()
             theirs.close()
 
     def write(self, path: str, stream: Any) -> tuple[int, int]:
         """Write a file from a stream; return the number of bytes and the CRC-32C of what was read."""
-        return self._pump(stream, self._file_system.create(self._path(path), True, _BUFFER_BYTES))
+        sink = self._file_system.create(self._path(path), True, _BUFFER_BYTES)
+        try:
+            return self._pump(stream, sink)
+        finally:
+            stream.close()
+            sink.close()
 
     def set_modified_at(self, path: str, milliseconds: int) -> None:
         """Give a file a modification time."""
@@ -242,14 +253,8 @@ class Folder:
         self._file_system.delete(self._path(path), True)
 
     def _pump(self, source: Any, sink: Any) -> tuple[int, int]:
-        try:
-            count = self._jvm.org.apache.commons.io.IOUtils.copyLarge(
-                source, sink, self._jvm.org.apache.commons.io.IOUtils.byteArray(_BUFFER_BYTES)
-            )
-            return int(count), int(source.getChecksum().getValue())
-        finally:
-            source.close()
-            sink.close()
+        count = self._io.copyLarge(source, sink, self._io.byteArray(_BUFFER_BYTES))
+        return int(count), int(source.getChecksum().getValue())
 
     def _path(self, relative: str) -> Any:
         # Not Path(parent, text), which takes a name such as "12:00.json" for a URI.
