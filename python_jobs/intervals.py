@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from python_jobs.job import WrongUse
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _UNITS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
 
 
@@ -24,6 +25,20 @@ def parse_time(text: str) -> dt.datetime:
             f"'{text}' is not a time; use 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00"
         ) from None
     return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
+
+
+def to_micros(moment: dt.datetime) -> int:
+    """Return an aware time as microseconds since 1970, exactly; Spark's ``timestamp_micros`` reads them."""
+    return (moment - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> dt.datetime:
+    """Return the time in UTC of microseconds since 1970, as Spark's ``unix_micros`` gives them.
+
+    >>> from_micros(1_500_000)
+    datetime.datetime(1970, 1, 1, 0, 0, 1, 500000, tzinfo=datetime.timezone.utc)
+    """
+    return _EPOCH + dt.timedelta(microseconds=micros)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,119 @@
+{#-
+    Late Data Detector in SQL: how late the rows of a relation came, by its event time and the time they arrived.
+
+    A row's delay is the time between the two; negative ones (a device whose clock is fast) count as no delay. Buckets
+    are given by their upper bounds: a delay on a bound belongs to the bucket that it ends. Every bucket is in the
+    result, empty ones with zero rows, so that a monitor sees a number that fell to nothing. A row without one of the
+    two times has no delay; it is counted as `unknown`.
+-#}
+
+{% macro lateness_report(relation, event_time, arrived_at, buckets, by=none) %}
+    {{ return(adapter.dispatch('lateness_report', 'lakehouse_patterns')(
+        relation, event_time, arrived_at, buckets, by
+    )) }}
+{% endmacro %}
+
+{% macro default__lateness_report(relation, event_time, arrived_at, buckets, by) %}
+    {%- set groups = lakehouse_patterns.as_list(by) -%}
+    {%- set bounds = lakehouse_patterns._bucket_seconds(buckets) -%}
+    {%- set last = bounds | length -%}
+with delays as (
+    select
+        {%- for name in groups %}
+        {{ name }},
+        {%- endfor %}
+        {{ lakehouse_patterns._delay_seconds(event_time, arrived_at) }} as delay_seconds
+    from {{ relation }}
+),
+
+bucketed as (
+    select
+        {%- for name in groups %}
+        {{ name }},
+        {%- endfor %}
+        case
+            when delay_seconds is null then {{ last + 1 }}
+            {%- for seconds in bounds %}
+            when delay_seconds <= {{ seconds }} then {{ loop.index0 }}
+            {%- endfor %}
+            else {{ last }}
+        end as bucket,
+        delay_seconds
+    from delays
+),
+
+counted as (
+    select
+        {%- for name in groups %}
+        {{ name }},
+        {%- endfor %}
+        {%- for position in range(last + 2) %}
+        count_if(bucket = {{ position }}) as rows_{{ position }},
+        max(case when bucket = {{ position }} then delay_seconds end) as delay_{{ position }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    from bucketed
+    {%- if groups %}
+    group by {{ groups | join(', ') }}
+    {%- endif %}
+)
+
+select
+    {%- for name in groups %}
+    {{ name }},
+    {%- endfor %}
+    stack(
+        {{ last + 2 }},
+        {%- for position in range(last + 2) %}
+        {%- set name = (buckets[position] if position < last else 'more' if position == last else 'unknown') %}
+        {{ position }}, '{{ name }}', rows_{{ position }}, delay_{{ position }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    ) as (bucket, delay_up_to, row_count, max_delay_seconds)
+from counted
+{%- endmacro %}
+
+{% macro recommended_watermark_delay(relation, event_time, arrived_at, percentile=0.99, factor=2) %}
+    {{ return(adapter.dispatch('recommended_watermark_delay', 'lakehouse_patterns')(
+        relation, event_time, arrived_at, percentile, factor
+    )) }}
+{% endmacro %}
+
+{% macro default__recommended_watermark_delay(relation, event_time, arrived_at, percentile, factor) %}
+    {#- The delay that lets nearly all rows be on time, from how late they were: p99 = 5 minutes -> 10 minutes. -#}
+    {%- do lakehouse_patterns.require(
+        percentile is number and percentile > 0 and percentile < 1,
+        'percentile must be a number between 0 and 1, got ' ~ percentile
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        factor is number and factor >= 1, 'factor must be a number of at least 1, got ' ~ factor
+    ) -%}
+select
+    count(delay_seconds) as measured_rows,
+    percentile(delay_seconds, {{ percentile }}) as percentile_seconds,
+    cast(ceil(percentile(delay_seconds, {{ percentile }}) * {{ factor }}) as bigint) as delay_seconds
+from (
+    select {{ lakehouse_patterns._delay_seconds(event_time, arrived_at) }} as delay_seconds
+    from {{ relation }}
+)
+{%- endmacro %}
+
+{% macro _delay_seconds(event_time, arrived_at) %}
+    {%- set micros = 'unix_micros(' ~ arrived_at ~ ') - unix_micros(' ~ event_time ~ ')' -%}
+    {#- greatest() takes the other value for a NULL: a row without a time would have no delay. -#}
+    {{ return('if(' ~ micros ~ ' < 0, 0, ' ~ micros ~ ') / 1000000') }}
+{% endmacro %}
+
+{% macro _bucket_seconds(buckets) %}
+    {%- do lakehouse_patterns.require(
+        buckets is sequence and buckets is not string and buckets | length > 0,
+        "buckets must be a list of delays such as ['0 minutes', '5 minutes', '1 hour'], got " ~ buckets
+    ) -%}
+    {%- set bounds = [] -%}
+    {%- for bucket in buckets -%}
+        {%- set seconds = lakehouse_patterns._duration('a bucket', bucket).total_seconds() | int -%}
+        {%- do lakehouse_patterns.require(
+            not bounds or seconds > bounds[-1], 'buckets must rise, got ' ~ buckets | join(', ')
+        ) -%}
+        {%- do bounds.append(seconds) -%}
+    {%- endfor -%}
+    {{ return(bounds) }}
+{% endmacro %}

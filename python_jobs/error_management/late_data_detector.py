@@ -1,0 +1,441 @@
+"""Late Data Detector: each record of a stream is on time or late, by a watermark that no restart changes.
+
+Structured Streaming knows which rows are late only inside a stateful operator, and drops them there. This job splits
+a Delta table's stream before anything is lost:
+
+* ``--on_time`` and ``--late``: every source column, ``event_at`` (the event time as a timestamp), ``is_late``, the
+  ``watermark`` that the row was judged by, ``processed_at`` and ``delay_seconds`` (``processed_at`` − ``event_at``);
+* ``--dead_letter``: records without a readable event time, or with one in the future, which would push the watermark
+  on and make everything else late; the columns are those of the Dead-Letter job;
+* ``--watermarks``: one row a batch: the watermark before and after it, the progress of each source partition, the
+  counts, and the processing time.
+
+The watermark is the event time that the partitions have come to (:mod:`.watermarks`) less ``--allowed_lateness``.
+A batch is judged by the watermark before it, never by the one that its own records make. A record on the watermark is
+on time.
+
+Guarantee: records read = on time + late + dead-lettered, in every batch. The row in ``--watermarks`` is written
+first, then the tables, each with the batch's transaction id: a batch that runs again, after an error or a kill at any
+point, finds the watermark and the processing time of its first try, and adds nothing twice.
+
+Cost: the event time and the partition are read once more than the record; late and dead rows, if there are any, are
+selected by another pass over the batch.
+
+Submit (available data, then stop)::
+
+    spark-submit python_jobs/error_management/late_data_detector.py \
+        --source lakehouse/bronze/visits --on_time lakehouse/silver/visits_on_time \
+        --late lakehouse/silver/visits_late --dead_letter lakehouse/silver/visits_without_time \
+        --watermarks lakehouse/observability/visits_watermarks --checkpoint lakehouse/checkpoints/visits_late \
+        --event_time "get_json_object(payload, '$.event_time')" --allowed_lateness "30 minutes" \
+        --source_column topic --partition_column partition --idle_after "10 minutes"
+
+Source: Data Engineering Design Patterns, chapter 3, Late Data Detector.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
+
+from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    nullable,
+    parse_duration,
+    start_stream,
+    table_id,
+)
+from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, dead_letters
+from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.error_management.watermarks import (
+    Combine,
+    Partition,
+    Policy,
+    Progress,
+    State,
+    advance,
+    is_late,
+)
+from python_jobs.intervals import from_micros, parse_time, to_micros
+from python_jobs.job import NotReady, WrongUse, run_job, utc_now
+from python_jobs.tables import delta_table, latest_version, read_table, table_exists
+
+MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
+JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
+WATERMARKS_TYPE = (
+    "writer_id string, batch_id bigint, processed_at timestamp, input_watermark timestamp, watermark timestamp, "
+    "partitions array<struct<source: string, partition: string, event_at: timestamp, seen_at: timestamp>>, "
+    "read bigint, on_time bigint, late bigint, dead bigint"
+)
+# A text without a date, such as '10:15', would be read as a time of today: another one when the batch runs again.
+_DATED = r"^\s*\d{4,6}-\d"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Split the records of a Delta table into on time, late and without a usable event time."""
+
+    source: str
+    """Delta table (name or path) that only grows, such as a bronze table."""
+    on_time: str
+    """Delta table (name or path) for the records on time; created when absent."""
+    late: str
+    """Delta table (name or path) for the late records; created when absent."""
+    dead_letter: str
+    """Delta table (name or path) for records without a usable event time; created when absent."""
+    watermarks: str
+    """Delta table (name or path) with the watermark of each batch; created when absent."""
+    checkpoint: str
+    """Folder of the stream's progress: one for each set of tables, kept as long as they are."""
+    allowed_lateness: str
+    """How late a record may be, such as "30 minutes"; the macro recommended_watermark_delay measures it."""
+    event_time: str = "event_time"
+    """SQL expression of the event time: a timestamp, a date, or a text in ISO 8601 (without offset: UTC)."""
+    source_column: str | None = None
+    """Column with the source of a record, such as topic; by default all records have one source."""
+    partition_column: str | None = None
+    """Column with the partition of its source, such as partition; by default a source has one."""
+    within: Combine = "min"
+    """Which partition of a source decides: the slowest (min) or the fastest (max)."""
+    across: Combine = "min"
+    """Which source decides."""
+    idle_after: str | None = None
+    """Processing time without records after which a partition decides nothing; by default it is waited for."""
+    max_future: str = "1 hour"
+    """How far an event time may be ahead of the processing time; beyond it the record is a dead letter."""
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+    job_name: str = "late_data_detector"
+    """Name of the job in the dead letters."""
+    job_version: str = "1"
+    """Version of the job in the dead letters."""
+    now: str | None = None
+    """Processing time (ISO 8601); by default the clock's, for each batch."""
+
+    def __post_init__(self) -> None:
+        tables = [self.source, self.on_time, self.late, self.dead_letter, self.watermarks]
+        if len(set(tables)) < len(tables):
+            raise WrongUse("source, on_time, late, dead_letter and watermarks must be five tables")
+        for duration in (self.allowed_lateness, self.max_future, self.idle_after, self.trigger):
+            if duration is not None:
+                parse_duration(duration)
+        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
+            raise WrongUse(f"max_files_per_trigger is {self.max_files_per_trigger}; it must be at least 1")
+        if self.now is not None:
+            parse_time(self.now)
+
+    @property
+    def policy(self) -> Policy:
+        """What makes one watermark of the partitions' progress."""
+        idle_after = None if self.idle_after is None else parse_duration(self.idle_after)
+        return Policy(parse_duration(self.allowed_lateness), self.within, self.across, idle_after)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was decided of one batch before anything of it was written: its row in the watermarks table."""
+
+    batch_id: int
+    processed_at: dt.datetime
+    input_watermark: dt.datetime | None
+    after: State
+    read: int
+    late: int
+    dead: int
+
+    @property
+    def on_time(self) -> int:
+        """Records that are neither late nor dead."""
+        return self.read - self.late - self.dead
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the batch as the report and the commits of the on-time table carry it."""
+        watermark, before = self.after.watermark, self.input_watermark
+        return {
+            "batch_id": self.batch_id,
+            "input_watermark": None if before is None else before.isoformat(),
+            "watermark": None if watermark is None else watermark.isoformat(),
+            "read": self.read,
+            "on_time": self.on_time,
+            "late": self.late,
+            "dead": self.dead,
+        }
+
+    def as_row(self, spark: SparkSession, writer_id: str) -> DataFrame:
+        """Return the batch as one row of :data:`WATERMARKS_TYPE`."""
+        partitions = [
+            (*partition, progress.event_at, progress.seen_at)
+            for partition, progress in self.after.partitions.items()
+        ]
+        times = (self.processed_at, self.input_watermark, self.after.watermark)
+        counts = (self.read, self.on_time, self.late, self.dead)
+        row = (writer_id, self.batch_id, *times, partitions, *counts)
+        return spark.createDataFrame([row], WATERMARKS_TYPE).coalesce(1)
+
+    @classmethod
+    def newest(cls, watermarks: DataFrame, writer_id: str, up_to: int) -> Batch | None:
+        """Return the last batch that a writer decided, ``up_to`` included; None before the first."""
+        micros = [
+            F.unix_micros(name).alias(name) for name in ("processed_at", "input_watermark", "watermark")
+        ]
+        partitions = F.transform(
+            "partitions",
+            lambda p: F.struct(p.source, p.partition, F.unix_micros(p.event_at), F.unix_micros(p.seen_at)),
+        )
+        rows = (
+            watermarks.where((F.col("writer_id") == writer_id) & (F.col("batch_id") <= up_to))
+            .orderBy(F.desc("batch_id"))
+            .limit(1)
+            .select("batch_id", *micros, partitions.alias("partitions"), "read", "late", "dead")
+            .collect()
+        )
+        return cls._of_row(rows[0]) if rows else None
+
+    @classmethod
+    def _of_row(cls, row: Row) -> Batch:
+        progress = {
+            (source, partition): Progress(from_micros(event_at), from_micros(seen_at))
+            for source, partition, event_at, seen_at in row["partitions"]
+        }
+        before, after = (
+            None if row[name] is None else from_micros(row[name]) for name in ("input_watermark", "watermark")
+        )
+        state = State(after, progress)
+        processed_at = from_micros(row["processed_at"])
+        return cls(row["batch_id"], processed_at, before, state, row["read"], row["late"], row["dead"])
+
+
+def _literal(moment: dt.datetime | None) -> Column:
+    """Return the time as a literal; without one, NULL."""
+    return F.lit(None).cast("timestamp") if moment is None else F.timestamp_micros(F.lit(to_micros(moment)))
+
+
+def judged(
+    rows: DataFrame,
+    event_time: str,
+    watermark: dt.datetime | None,
+    processed_at: dt.datetime,
+    max_future: dt.timedelta,
+) -> DataFrame:
+    """Return the rows with :data:`JUDGEMENT_COLUMNS`, and with the error of those that can't be judged.
+
+    Raises:
+        WrongUse: the event time is neither a time nor a text.
+    """
+    value = F.expr(event_time)
+    event_at = _as_timestamp(value, rows.select(value).schema[0].dataType, event_time)
+    now = _literal(processed_at)
+    error_class = (
+        F.when(value.isNull(), MISSING)
+        .when(F.col("event_at").isNull(), UNPARSABLE)
+        .when(F.col("event_at") > _literal(processed_at + max_future), FUTURE)
+    )
+    what = {
+        MISSING: F.lit("the record has no event time"),
+        UNPARSABLE: F.concat(
+            F.lit("the event time can't be read: "), F.left(value.cast("string"), F.lit(100))
+        ),
+        FUTURE: F.concat(
+            F.lit("the event time "), value.cast("string"), F.lit(f" is ahead of {processed_at.isoformat()}")
+        ),
+    }
+    message = F.coalesce(*(F.when(F.col(ERROR_CLASS) == name, text) for name, text in what.items()))
+    late = F.lit(False) if watermark is None else is_late(F.col("event_at"), _literal(watermark))
+    delay = (F.unix_micros(now) - F.unix_micros("event_at")) / 1_000_000
+    return (
+        rows.withColumn("event_at", event_at)
+        .withColumns({ERROR_CLASS: error_class, "is_late": late})
+        .withColumns(
+            {
+                ERROR_MESSAGE: message,
+                "watermark": _literal(watermark),
+                "processed_at": now,
+                "delay_seconds": delay,
+            }
+        )
+    )
+
+
+def _as_timestamp(value: Column, type_: DataType, event_time: str) -> Column:
+    if isinstance(type_, StringType):
+        return F.when(value.rlike(_DATED), F.try_to_timestamp(value))
+    if isinstance(type_, TimestampType | TimestampNTZType | DateType):
+        return value.cast("timestamp")
+    raise WrongUse(
+        f"the event time '{event_time}' is of type {type_.simpleString()}; it must be a timestamp, a date or a text"
+    )
+
+
+def outcome(judged_rows: DataFrame, record_columns: list[str], late: bool) -> DataFrame:
+    """Return the rows of the late or of the on-time table."""
+    record = [F.col(f"`{name}`") for name in record_columns]
+    is_chosen = F.col(ERROR_CLASS).isNull() & (F.col("is_late") == late)
+    return judged_rows.where(is_chosen).select(*record, *JUDGEMENT_COLUMNS)
+
+
+class Splitter(BatchFunction):
+    """The ``foreachBatch`` function of the job: decide, note the decision, write the three tables.
+
+    Args:
+        writer_id: Delta ``txnAppId`` of this checkpoint.
+    """
+
+    def __init__(self, spark: SparkSession, params: Parameters, writer_id: str) -> None:
+        self._spark, self._params, self._writer_id = spark, params, writer_id
+        self._max_future = parse_duration(params.max_future)
+        self._last: Batch | None = None
+        # Only what a report looks back on: a continuous job runs for months.
+        self.batches: deque[Batch] = deque(maxlen=100)
+        self.read = self.late = self.dead = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Split one batch of source records."""
+        batch = self._decided(batch_id) or self._decide(rows, batch_id)
+        options = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
+        append(batch.as_row(self._spark, self._writer_id), self._params.watermarks, options)
+        self._publish(rows, batch, options | {"userMetadata": json.dumps(batch.as_dict())})
+        self._last = batch
+        self.batches.append(batch)
+        self.read, self.late, self.dead = (
+            self.read + batch.read,
+            self.late + batch.late,
+            self.dead + batch.dead,
+        )
+
+    def _decided(self, batch_id: int) -> Batch | None:
+        """Return what an earlier try decided of the batch; the state of the batch before is found on the way."""
+        if self._last is None:
+            watermarks = read_table(self._spark, self._params.watermarks)
+            self._last = Batch.newest(watermarks, self._writer_id, up_to=batch_id)
+        return self._last if self._last is not None and self._last.batch_id == batch_id else None
+
+    def _decide(self, rows: DataFrame, batch_id: int) -> Batch:
+        params = self._params
+        now = utc_now() if params.now is None else parse_time(params.now)
+        before = State() if self._last is None else self._last.after
+        partition = [
+            _key(params.source_column, "source_name"),
+            _key(params.partition_column, "partition_name"),
+        ]
+        counts = (
+            judged(rows, params.event_time, before.watermark, now, self._max_future)
+            .select(*partition, "event_at", "is_late", ERROR_CLASS)
+            .groupBy("source_name", "partition_name", F.col(ERROR_CLASS).isNotNull().alias("is_dead"))
+            .agg(
+                F.count(F.lit(1)).alias("read"),
+                F.count_if("is_late").alias("late"),
+                F.unix_micros(F.max("event_at")).alias("latest"),
+            )
+            .collect()
+        )
+        usable = [count for count in counts if not count["is_dead"]]
+        latest: dict[Partition, dt.datetime] = {
+            (count["source_name"], count["partition_name"]): from_micros(count["latest"]) for count in usable
+        }
+        return Batch(
+            batch_id,
+            now,
+            before.watermark,
+            advance(before, latest, params.policy, now),
+            read=sum(count["read"] for count in counts),
+            late=sum(count["late"] for count in usable),
+            dead=sum(count["read"] for count in counts if count["is_dead"]),
+        )
+
+    def _publish(self, rows: DataFrame, batch: Batch, options: dict[str, str]) -> None:
+        params = self._params
+        split = judged(rows, params.event_time, batch.input_watermark, batch.processed_at, self._max_future)
+        if batch.dead:
+            now = batch.processed_at.isoformat()
+            dead = dead_letters(split, rows.columns, batch.batch_id, params.job_name, params.job_version, now)
+            append(dead.coalesce(1), params.dead_letter, options)
+        if batch.late:
+            append(outcome(split, rows.columns, late=True), params.late, options)
+        append(outcome(split, rows.columns, late=False), params.on_time, options)
+
+
+def _key(column: str | None, alias: str) -> Column:
+    return (F.lit(None) if column is None else F.col(f"`{column}`")).cast("string").alias(alias)
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Splitter]:
+    """Create or check the tables, claim the checkpoint and start the query.
+
+    Raises:
+        NotReady: the source doesn't exist.
+        WrongUse: a table has another schema, or the checkpoint belongs to another query.
+    """
+    if not table_exists(spark, params.source):
+        raise NotReady(f"there is no Delta table '{params.source}' to read from")
+    empty = delta_table(spark, params.source).toDF().limit(0)
+    named = {"source_column": params.source_column, "partition_column": params.partition_column}
+    for role, column in named.items():
+        if column is not None and column not in empty.columns:
+            raise WrongUse(
+                f"{role} names no column of the source: {column}; it has {', '.join(empty.columns)}"
+            )
+    clash = [name for name in empty.columns if name in (*DEAD_LETTER_COLUMNS, *JUDGEMENT_COLUMNS)]
+    if clash:
+        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
+
+    epoch = from_micros(0)
+    split = judged(empty, params.event_time, epoch, epoch, parse_duration(params.max_future))
+    dead = dead_letters(split, empty.columns, 0, params.job_name, params.job_version, epoch.isoformat())
+    schemas = {
+        params.watermarks: spark.createDataFrame([], WATERMARKS_TYPE).schema,
+        params.dead_letter: nullable(dead.schema),
+        params.late: nullable(outcome(split, empty.columns, late=True).schema),
+        params.on_time: nullable(outcome(split, empty.columns, late=False).schema),
+    }
+    for table, schema in schemas.items():
+        create_table(spark, table, schema)
+    tables = {"source": params.source, "on_time table": params.on_time, "late table": params.late}
+    tables |= {"dead_letter table": params.dead_letter, "watermarks table": params.watermarks}
+    contract = {"job": "late_data_detector"} | {
+        role: table_id(spark, table) for role, table in tables.items()
+    }
+    splitter = Splitter(spark, params, claim(spark, params.checkpoint, contract))
+    query = start_stream(
+        spark, params.source, splitter, params.checkpoint, params.trigger, params.max_files_per_trigger
+    )
+    return query, splitter
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report the batches.
+
+    Raises:
+        JobFailed: Spark ended the query for a reason a person can mend.
+    """
+    query, splitter = start(spark, params)
+    await_end(query, splitter, params.source)
+    tables = {"on_time": params.on_time, "late": params.late, "dead_letter": params.dead_letter}
+    return {
+        "read": splitter.read,
+        "on_time": splitter.read - splitter.late - splitter.dead,
+        "late": splitter.late,
+        "dead": splitter.dead,
+        "late_share": round(splitter.late / splitter.read, 6) if splitter.read else 0.0,
+        "batches": [batch.as_dict() for batch in splitter.batches],
+        "tables": {
+            role: {"table": table, "version": latest_version(spark, table)} for role, table in tables.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

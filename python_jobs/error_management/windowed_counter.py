@@ -1,0 +1,168 @@
+"""Windowed Counter: events by tumbling window with Spark's own watermark, and what it dropped made visible.
+
+Spark's watermark is the latest event time of all partitions less ``--delay``. It moves between micro-batches; a window
+is written, once, when the watermark reaches its end, and a later event of it is dropped without a word. The job
+reports each batch's watermark and the rows dropped (``numRowsDroppedByWatermark``), and exits with 3 when a run
+dropped more than ``--max_dropped``: then use the Late Data Detector before it, or a longer delay.
+
+Spark counts the dropped rows after each task has counted its own events by window: late events of one window and task
+are one dropped row. Zero is exactly zero. Events without a time are in no window; the report counts them.
+
+Guarantee: each window is in the target once, also after a kill: the append carries the batch's transaction id. Cost:
+one row of state for each open window and group. The last windows stay open until later events come.
+
+Submit (available data, then stop)::
+
+    spark-submit python_jobs/error_management/windowed_counter.py \
+        --source lakehouse/silver/visits_on_time --target lakehouse/gold/visits_by_10_minutes \
+        --checkpoint lakehouse/checkpoints/visits_by_10_minutes --delay "1 hour" --window "10 minutes" \
+        --group_by '[page]'
+
+Source: Data Engineering Design Patterns, chapter 3, Late Data Detector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
+
+from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    nullable,
+    parse_duration,
+    start_stream,
+    table_id,
+)
+from python_jobs.job import DataRefused, WrongUse, run_job
+from python_jobs.stream_progress import listening
+from python_jobs.tables import latest_version, read_table
+
+WINDOW_COLUMNS = ("window_start", "window_end", "events")
+_INPUT = "input"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Count the events of a Delta table by tumbling window of event time."""
+
+    source: str
+    """Delta table (name or path) that only grows."""
+    target: str
+    """Delta table (name or path) of the windows; created when absent."""
+    checkpoint: str
+    """Folder of the query's progress and state: one for each source and target, kept as long as they are."""
+    event_time: str = "event_time"
+    """Timestamp column."""
+    delay: str = "10 minutes"
+    """How far the watermark stays behind the latest event."""
+    window: str = "10 minutes"
+    """Length of a window; windows begin at multiples of it since 1970, in UTC."""
+    group_by: list[str] = field(default_factory=list)
+    """Columns to count by within a window; by default all events together."""
+    max_dropped: int | None = None
+    """Exit with 3 when a run dropped more rows than that; by default never."""
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+
+    def __post_init__(self) -> None:
+        for duration in (self.delay, self.window, self.trigger):
+            if duration is not None:
+                parse_duration(duration)
+        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
+            raise WrongUse(f"max_files_per_trigger is {self.max_files_per_trigger}; it must be at least 1")
+        if self.max_dropped is not None and self.max_dropped < 0:
+            raise WrongUse(f"max_dropped is {self.max_dropped}; it can't be negative")
+
+
+def windows(events: DataFrame, params: Parameters) -> DataFrame:
+    """Return the count of each window and group; on a stream a window comes when the watermark reaches its end."""
+    return (
+        events.observe(_INPUT, F.count(F.lit(1)).alias("read"), F.count(params.event_time).alias("with_time"))
+        .withWatermark(params.event_time, params.delay)
+        .groupBy(F.window(params.event_time, params.window), *params.group_by)
+        .agg(F.count(F.lit(1)).alias("events"))
+        .select(
+            F.col("window.start").alias("window_start"),
+            F.col("window.end").alias("window_end"),
+            *params.group_by,
+            "events",
+        )
+    )
+
+
+class WindowWriter(BatchFunction):
+    """The ``foreachBatch`` function of the job: append the windows that closed."""
+
+    def __init__(self, target: str, writer_id: str) -> None:
+        self._target, self._writer_id = target, writer_id
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Append one batch of windows, once."""
+        append(rows, self._target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report the batches.
+
+    Raises:
+        NotReady: the source doesn't exist.
+        WrongUse: the event time is no timestamp, or the target or the checkpoint belongs to something else.
+        DataRefused: more rows were dropped than ``max_dropped``; the windows are written without them.
+    """
+    source = read_table(spark, params.source).limit(0)
+    types = {column.name: column.dataType for column in source.schema}
+    if not isinstance(types.get(params.event_time), TimestampType):
+        raise WrongUse(
+            f"'{params.event_time}' is no timestamp column of the source; it has {', '.join(types)}"
+        )
+    unknown = [name for name in params.group_by if name not in types or name in WINDOW_COLUMNS]
+    if unknown:
+        raise WrongUse(f"group_by can't take {', '.join(unknown)}; it takes columns of the source")
+    create_table(spark, params.target, nullable(windows(source, params).schema))
+    contract = {
+        "job": "windowed_counter",
+        "source": table_id(spark, params.source),
+        "target": table_id(spark, params.target),
+        "windows": f"{params.event_time} {params.window} {','.join(params.group_by)}",
+    }
+    writer = WindowWriter(params.target, claim(spark, params.checkpoint, contract))
+    with listening(spark) as listener:
+        query = start_stream(
+            spark,
+            params.source,
+            writer,
+            params.checkpoint,
+            params.trigger,
+            params.max_files_per_trigger,
+            transform=lambda events: windows(events, params),
+        )
+        await_end(query, writer, params.source)
+        totals = listener.totals(query)
+    if params.max_dropped is not None and totals.late_rows > params.max_dropped:
+        raise DataRefused(
+            f"alert: {totals.late_rows} rows came after their window was closed, {params.max_dropped} allowed; "
+            "the windows are written without them"
+        )
+    read = totals.observed(_INPUT, "read")
+    return {
+        "read": read,
+        "without_time": read - totals.observed(_INPUT, "with_time"),
+        "dropped": totals.late_rows,
+        "open_windows": totals.batches[-1].state_rows if totals.batches else 0,
+        "batches": [batch.as_dict() for batch in totals.batches],
+        "target": {"table": params.target, "version": latest_version(spark, params.target)},
+    }
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

@@ -1,0 +1,479 @@
+"""Late Data Detector: the watermark's rules, the splitting job, Spark's own windows, and the SQL report."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.error_management import late_data_detector as job
+from python_jobs.error_management import windowed_counter
+from python_jobs.error_management.late_data_detector import Parameters
+from python_jobs.error_management.watermarks import Policy, State, advance, is_late
+from python_jobs.job import DataRefused, NotReady, WrongUse, parse_parameters
+from tests.support.killer import TableState, run_and_kill
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+
+PAGE = "docs/error_management.md"
+HERE = "tests/patterns/error_management/test_late_data_detector.py"
+NOW = "2024-01-01T12:00:00Z"
+HALF_AN_HOUR = Policy(dt.timedelta(minutes=30))
+
+
+def at(clock: str) -> dt.datetime:
+    """Return a time of 2024-01-01 in UTC."""
+    return dt.datetime.fromisoformat(f"2024-01-01T{clock}+00:00")
+
+
+def judge(state: State, *clocks: str, policy: Policy = HALF_AN_HOUR) -> tuple[State, list[str]]:
+    """Judge a batch of one partition; return the state after it and what is late."""
+    times = {clock: at(clock) for clock in clocks}
+    late = [c for c, time in times.items() if state.watermark is not None and is_late(time, state.watermark)]
+    latest = {(None, None): max(times.values())} if times else {}
+    return advance(state, latest, policy, at("12:00")), late
+
+
+def slow_and_fast(policy: Policy) -> State:
+    """Return the state after a batch of two partitions, 40 minutes apart."""
+    return advance(State(), {("s", "0"): at("10:40"), ("s", "1"): at("10:00")}, policy, at("12:00"))
+
+
+class TestWatermark:
+    def test_the_walk_through_of_the_text(self) -> None:
+        first, late = judge(State(), "10:00", "10:05", "10:06")
+        assert (first.watermark, late) == (at("09:36"), [])
+        second, late = judge(first, "09:20", "09:31", "10:07")
+        assert (second.watermark, late) == (at("09:37"), ["09:20", "09:31"])
+
+    def test_it_never_goes_back_and_an_empty_batch_changes_nothing(self) -> None:
+        first, _ = judge(State(), "10:06")
+        earlier, late = judge(first, "09:50")
+        assert (earlier.watermark, late) == (at("09:36"), [])
+        assert judge(earlier) == (earlier, [])
+        assert judge(State()) == (State(), [])
+
+    def test_a_batch_is_judged_by_the_watermark_before_it(self) -> None:
+        first, _ = judge(State(), "10:06")
+        assert judge(first, "10:07", "09:36:30")[1] == []
+        assert judge(judge(first, "10:07")[0], "09:36:30")[1] == ["09:36:30"]
+
+    def test_an_event_on_the_watermark_is_on_time(self) -> None:
+        first, _ = judge(State(), "10:06")
+        assert judge(first, "09:36")[1] == []
+        assert judge(first, "09:35:59.999999")[1] == ["09:35:59.999999"]
+
+    @pytest.mark.parametrize(
+        ("within", "watermark", "late"), [("min", "09:50", False), ("max", "10:30", True)]
+    )
+    def test_the_slowest_or_the_fastest_partition_decides(
+        self, within: Any, watermark: str, late: bool
+    ) -> None:
+        state = slow_and_fast(Policy(dt.timedelta(minutes=10), within))
+        assert state.watermark == at(watermark)
+        assert is_late(at("10:15"), state.watermark) is late
+
+    @pytest.mark.parametrize(
+        ("within", "across", "reached"), [("min", "max", "10:20"), ("max", "min", "10:10")]
+    )
+    def test_several_sources_are_combined(self, within: Any, across: Any, reached: str) -> None:
+        latest = {
+            ("A", "0"): at("10:40"), ("A", "1"): at("10:20"), ("B", "0"): at("10:10"), ("B", "1"): at("09:50"),
+        }  # fmt: skip
+        state = advance(State(), latest, Policy(dt.timedelta(0), within, across), at("12:00"))
+        assert state.watermark == at(reached)
+
+    def test_an_idle_partition_is_waited_for_unless_a_time_is_set(self) -> None:
+        fast = {("s", "0"): at("11:30")}
+        for idle_after, watermark in ((None, "09:30"), (dt.timedelta(minutes=5), "11:00")):
+            policy = Policy(dt.timedelta(minutes=30), idle_after=idle_after)
+            state = advance(slow_and_fast(policy), fast, policy, at("12:05:01"))
+            assert state.watermark == at(watermark)
+        at_the_limit = advance(slow_and_fast(policy), fast, policy, at("12:05"))
+        assert at_the_limit.watermark == at("09:30")
+        everybody_idle = advance(state, {}, policy, at("23:00"))
+        assert everybody_idle.watermark == at("11:00")
+
+    def test_when_the_processing_clock_goes_back_nothing_is_idle(self) -> None:
+        policy = Policy(dt.timedelta(minutes=30), idle_after=dt.timedelta(minutes=5))
+        state = advance(slow_and_fast(policy), {("s", "0"): at("11:30")}, policy, at("08:00"))
+        assert state.watermark == at("09:30")
+
+
+def _as_text(clock: str | None) -> str | None:
+    """Return a clock as the text of a time of 2024-01-01; anything else stays as it is."""
+    return f"{at(clock):%Y-%m-%dT%H:%M:%S.%f}Z" if clock and clock[2:3] == ":" else clock
+
+
+class Stream:
+    """A source table, the four targets and the checkpoint of one test."""
+
+    SCHEMA = "visit_id int, event_time string, topic string, partition int"
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def append(self, *events: tuple[Any, ...]) -> None:
+        """Append one file of events ``(visit_id, clock or text or None[, topic, partition])``."""
+        rows = [(event[0], _as_text(event[1]), *event[2:]) for event in events]
+        rows = [row + ("visits", 0)[len(row) - 2 :] for row in rows]
+        self.spark.createDataFrame(rows, self.SCHEMA).coalesce(1).write.format("delta").mode("append").save(
+            self.path("source")
+        )
+
+    def given(self, **changes: Any) -> dict[str, Any]:
+        tables = ("source", "on_time", "late", "dead_letter", "watermarks", "checkpoint")
+        given = {name: self.path(name) for name in tables} | {"allowed_lateness": "30 minutes", "now": NOW}
+        return given | {"partition_column": "partition", "source_column": "topic"} | changes
+
+    def run(self, **changes: Any) -> dict[str, Any]:
+        return job.run(self.spark, Parameters(**self.given(**changes)))
+
+    def table(self, name: str) -> DataFrame:
+        return self.spark.read.format("delta").load(self.path(name))
+
+    def versions(self) -> dict[str, int]:
+        logs = {path.parent.name: path for path in self.folder.glob("*/_delta_log")}
+        return {name: len(list(log.glob("*.json"))) - 1 for name, log in logs.items() if name != "source"}
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+class TestSplit:
+    """One run of a few batches that many assertions share."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Stream, dict[str, Any]]:
+        stream = Stream(spark, tmp_path_factory.mktemp("split"))
+        stream.append((1, "10:00"), (2, "10:05"), (3, "10:06"))
+        stream.append(
+            (4, "09:20"), (5, "09:31"), (6, "10:07"), (7, "09:36"), (8, "2024-01-01T11:36:00+02:00")
+        )
+        stream.append((9, None), (10, "nope"), (11, "10h15"), (12, "2031-01-01T00:00:00Z"))
+        stream.append((13, "09:37"), (14, "09:36:59.999999"))
+        return stream, stream.run(max_files_per_trigger=1)
+
+    def test_on_time_and_late_are_disjoint_and_together_all_that_can_be_judged(self, ran: Any) -> None:
+        stream, report = ran
+        assert_rows(stream.table("late"), [(4,), (5,), (14,)], ["visit_id"])
+        assert_rows(stream.table("on_time"), [(1,), (2,), (3,), (6,), (7,), (8,), (13,)], ["visit_id"])
+        assert_rows(stream.table("dead_letter"), [(9,), (10,), (11,), (12,)], ["visit_id"])
+        assert (report["read"], report["on_time"], report["late"], report["dead"]) == (14, 7, 3, 4)
+        assert report["late_share"] == 0.214286
+
+    def test_a_late_row_says_by_which_watermark_and_how_late_it_came(self, ran: Any) -> None:
+        stream, _ = ran
+        columns = [
+            "visit_id",
+            "event_time",
+            "event_at",
+            "is_late",
+            "watermark",
+            "processed_at",
+            "delay_seconds",
+        ]
+        assert_rows(
+            stream.table("late").where("visit_id = 4"),
+            [(4, "2024-01-01T09:20:00.000000Z", at("09:20"), True, at("09:36"), at("12:00"), 9600.0)],
+            columns,
+        )
+        assert_rows(
+            stream.table("on_time").where("visit_id in (1, 6)"),
+            [(1, False, None), (6, False, at("09:36"))],
+            ["visit_id", "is_late", "watermark"],
+        )
+
+    def test_an_event_on_the_watermark_is_on_time_in_any_zone(self, ran: Any) -> None:
+        stream, _ = ran
+        assert_rows(
+            stream.table("on_time").where("visit_id in (7, 8)"),
+            [(7, at("09:36")), (8, at("09:36"))],
+            ["visit_id", "event_at"],
+        )
+
+    def test_without_a_usable_event_time_a_record_is_a_dead_letter_with_its_reason(self, ran: Any) -> None:
+        stream, _ = ran
+        assert_rows(
+            stream.table("dead_letter"),
+            [
+                (9, "MISSING_EVENT_TIME", "the record has no event time"),
+                (10, "UNPARSABLE_EVENT_TIME", "the event time can't be read: nope"),
+                (11, "UNPARSABLE_EVENT_TIME", "the event time can't be read: 10h15"),
+                (
+                    12,
+                    "FUTURE_EVENT_TIME",
+                    "the event time 2031-01-01T00:00:00Z is ahead of 2024-01-01T12:00:00+00:00",
+                ),
+            ],
+            ["visit_id", "error_class", "error_message"],
+        )
+
+    def test_the_watermark_of_each_batch_is_kept_and_no_future_time_moves_it(self, ran: Any) -> None:
+        stream, report = ran
+        assert_rows(
+            stream.table("watermarks"),
+            [
+                (0, None, at("09:36"), 3, 3, 0, 0),
+                (1, at("09:36"), at("09:37"), 5, 3, 2, 0),
+                (2, at("09:37"), at("09:37"), 4, 0, 0, 4),
+                (3, at("09:37"), at("09:37"), 2, 1, 1, 0),
+            ],
+            ["batch_id", "input_watermark", "watermark", "read", "on_time", "late", "dead"],
+        )
+        assert [batch["watermark"][11:16] for batch in report["batches"]] == [
+            "09:36",
+            "09:37",
+            "09:37",
+            "09:37",
+        ]
+
+    def test_a_time_of_day_alone_is_no_event_time(self, spark: SparkSession) -> None:
+        rows = spark.createDataFrame(
+            [("10:15",), ("2024-01-01",), (" 2024-01-01 10:15:00",)], "event_time string"
+        )
+        judged = job.judged(rows, "event_time", None, at("12:00"), dt.timedelta(hours=1))
+        assert_rows(
+            judged,
+            [(None, "UNPARSABLE_EVENT_TIME"), (at("00:00"), None), (at("10:15"), None)],
+            ["event_at", "error_class"],
+        )
+
+    def test_a_restart_goes_on_with_the_watermark_and_an_idle_run_adds_nothing(self, ran: Any) -> None:
+        stream, _ = ran
+        before = stream.versions()
+        assert stream.run()["read"] == 0
+        assert stream.versions() == before
+        stream.append((15, "09:00"), (16, "09:40"))
+        report = stream.run()
+        assert report["batches"][0]["input_watermark"] == "2024-01-01T09:37:00+00:00"
+        assert (report["late"], report["on_time"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("within", "late"), [("min", []), ("max", [3])])
+def test_the_partitions_of_the_source_decide_together(stream: Stream, within: str, late: list[int]) -> None:
+    stream.append((1, "10:40", "visits", 0), (2, "10:00", "visits", 1))
+    stream.append((3, "10:15", "visits", 1))
+    stream.run(within=within, allowed_lateness="10 minutes", max_files_per_trigger=1)
+    assert_rows(stream.table("late"), [(visit,) for visit in late], ["visit_id"])
+    partitions = stream.table("watermarks").where("batch_id = 1").selectExpr("inline(partitions)")
+    assert_rows(
+        partitions,
+        [("visits", "0", at("10:40"), at("12:00")), ("visits", "1", at("10:15"), at("12:00"))],
+    )
+
+
+def test_all_records_late_leave_the_watermark_where_it_is(stream: Stream) -> None:
+    stream.append((1, "10:00"))
+    stream.run()
+    stream.append((2, "08:00"), (3, "07:00"))
+    report = stream.run()
+    assert (report["late"], report["late_share"]) == (2, 1.0)
+    assert report["batches"][0]["watermark"] == "2024-01-01T09:30:00+00:00"
+
+
+def test_a_batch_that_fails_between_its_tables_is_judged_again_as_before(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.append((1, "10:00"))
+    stream.run()
+    stream.append((2, "11:00"), (3, "09:00"), (4, "12:59"), (5, None))
+    append = job.append
+    written: list[str] = []
+
+    def failing(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+        if table == stream.path("on_time"):
+            raise OSError("the disk is full")
+        written.append(Path(table).name)
+        append(rows, table, options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "append", failing)
+        with pytest.raises(OSError, match="the disk is full"):
+            stream.run()
+    assert written == ["watermarks", "dead_letter", "late"]
+
+    # By the clock of the second try the event of 12:59 would be one of the future.
+    report = stream.run(now="2024-01-01T11:00:00Z")
+    assert report["batches"] == [
+        {
+            "batch_id": 1,
+            "input_watermark": "2024-01-01T09:30:00+00:00",
+            "watermark": "2024-01-01T12:29:00+00:00",
+            "read": 4,
+            "on_time": 2,
+            "late": 1,
+            "dead": 1,
+        }
+    ]
+    assert_rows(stream.table("on_time"), [(1,), (2,), (4,)], ["visit_id"])
+    assert_rows(stream.table("late"), [(3,)], ["visit_id"])
+    assert_rows(stream.table("dead_letter"), [(5,)], ["visit_id"])
+    assert stream.table("watermarks").count() == 2
+
+
+@pytest.mark.kill
+def test_a_killed_batch_is_split_once(stream: Stream) -> None:
+    stream.append((1, "10:00"))
+    stream.run()
+    stream.append((2, "11:00"), (3, "09:00"), (4, None))
+    arguments = [text for name, value in stream.given().items() for text in (f"--{name}", value)]
+    command = [sys.executable, "-m", job.__name__, *arguments]
+    assert (
+        run_and_kill(command, stream.path("watermarks"), at=TableState.LOG_WRITTEN) is TableState.LOG_WRITTEN
+    )
+    stream.run()
+    assert_rows(stream.table("on_time"), [(1,), (2,)], ["visit_id"])
+    assert_rows(stream.table("late"), [(3,)], ["visit_id"])
+    assert_rows(stream.table("dead_letter"), [(4,)], ["visit_id"])
+    assert stream.table("watermarks").count() == 2
+
+
+def test_job_snippet_of_the_page(stream: Stream) -> None:
+    config = stream.folder / "visits.yml"
+    config.write_text(snippet(PAGE, f"{HERE}::test_job_snippet_of_the_page"))
+    tables = {name: value for name, value in stream.given().items() if "/" in value}
+    options = [text for name, value in tables.items() for text in (f"--{name}", value)]
+    parameters, _ = parse_parameters(Parameters, ["--config", str(config), *options, "--now", NOW])
+    rows = [('{"event_time":"2024-01-01T10:00:00+00:00"}', "visits", 0), ('{"page":"/a"}', "visits", 1)]
+    stream.spark.createDataFrame(rows, "payload string, topic string, partition int").write.format(
+        "delta"
+    ).save(stream.path("source"))
+    report = job.run(stream.spark, parameters)
+    assert (report["on_time"], report["dead"]) == (1, 1)
+
+
+def test_wrong_use_gives_one_sentence(stream: Stream) -> None:
+    with pytest.raises(NotReady, match="there is no Delta table"):
+        stream.run()
+    stream.append((1, "10:00"))
+    for changes, sentence in (
+        ({"late": stream.path("on_time")}, "must be five tables"),
+        ({"allowed_lateness": "soon"}, "'soon' is no duration"),
+        ({"max_files_per_trigger": 0}, "it must be at least 1"),
+        ({"partition_column": "shard"}, "partition_column names no column of the source: shard"),
+        ({"event_time": "visit_id"}, "the event time 'visit_id' is of type int; it must be a timestamp"),
+    ):
+        with pytest.raises(WrongUse, match=sentence):
+            stream.run(**changes)
+    stream.run()
+    with pytest.raises(WrongUse, match="was made for another late table"):
+        stream.run(late=stream.path("elsewhere"))
+
+
+class Windows:
+    """A source of one event a file, hence a micro-batch, and the windows that come of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+
+    def append(self, *clocks: str | None) -> None:
+        rows = [(None if clock is None else at(clock),) for clock in clocks]
+        source = self.spark.createDataFrame(rows, "event_time timestamp").coalesce(1)
+        source.write.format("delta").mode("append").save(str(self.folder / "source"))
+
+    def run(self, **changes: Any) -> dict[str, Any]:
+        given = {name: str(self.folder / name) for name in ("source", "target", "checkpoint")}
+        return windowed_counter.run(
+            self.spark, windowed_counter.Parameters(**(given | {"max_files_per_trigger": 1} | changes))
+        )
+
+    def counts(self) -> dict[str, int]:
+        rows = self.spark.read.format("delta").load(str(self.folder / "target")).collect()
+        counts = {f"{row['window_start']:%H:%M}": row["events"] for row in rows}
+        assert len(counts) == len(rows)
+        return counts
+
+
+class TestSparkWindows:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Windows, dict[str, Any]]:
+        """Run the table of the text, one event a batch, with two events that its footnote is about."""
+        windows = Windows(spark, tmp_path_factory.mktemp("windows"))
+        for clock in ("03:15", "03:00", "01:50", "02:12", "02:05", "03:11", "04:31"):
+            windows.append(clock)
+        return windows, windows.run(delay="1 hour")
+
+    def test_the_table_of_the_text(self, ran: Any) -> None:
+        windows, report = ran
+        watermarks = [batch["watermark"] and f"{batch['watermark']:%H:%M}" for batch in report["batches"]]
+        # What a batch runs with is what the ones before it made; the last batch has no event and closes windows.
+        assert watermarks == [None, *["02:15"] * 6, "03:31"]
+        assert windows.counts() == {"02:10": 1, "03:00": 1, "03:10": 2}
+        assert report["open_windows"] == 1
+
+    def test_a_window_takes_events_until_the_watermark_reaches_its_end(self, ran: Any) -> None:
+        windows, report = ran
+        # 01:50 and 02:05 are dropped; 02:12 is behind the watermark of 02:15 too, but its window ends at 02:20.
+        assert [batch["late_rows"] for batch in report["batches"]] == [0, 0, 1, 0, 1, 0, 0, 0]
+        assert windows.counts()["02:10"] == 1
+
+    def test_the_dropped_rows_match_an_independent_count(self, ran: Any) -> None:
+        _, report = ran
+        watermark, dropped, ten_minutes = None, 0, dt.timedelta(minutes=10)
+        for clock in ("03:15", "03:00", "01:50", "02:12", "02:05", "03:11", "04:31"):
+            start = at(clock) - (at(clock) - at("00:00")) % ten_minutes
+            dropped += watermark is not None and start + ten_minutes <= watermark
+            candidate = at(clock) - dt.timedelta(hours=1)
+            watermark = candidate if watermark is None else max(watermark, candidate)
+        assert report["dropped"] == dropped == 2
+        assert report["read"] == 7
+
+
+def test_the_guide_s_cases_and_what_the_count_of_dropped_rows_means(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    windows = Windows(spark, tmp_path)
+    for clock in ("10:14:59", "10:00:00", "10:15:00"):
+        windows.append(clock)
+    first = windows.run(delay="10 minutes", window="5 minutes")
+    # 14 minutes 59 late and still counted; written once an event of exactly 10:15:00 has come.
+    assert (first["dropped"], windows.counts()) == (0, {"10:00": 1})
+
+    windows.append("10:04:59", "10:04:58", "09:00", None)
+    with pytest.raises(DataRefused, match="alert: 2 rows came after their window was closed, 1 allowed"):
+        windows.run(delay="10 minutes", window="5 minutes", max_dropped=1)
+    assert windows.counts() == {"10:00": 1}, "a restart keeps the watermark"
+
+
+def test_without_a_stateful_operator_spark_s_watermark_drops_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    windows = Windows(spark, tmp_path)
+    windows.append("10:00")
+    windows.append("08:00")
+    stream = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(tmp_path / "source"))
+    query = (
+        stream.withWatermark("event_time", "10 minutes")
+        .writeStream.format("delta")
+        .option("checkpointLocation", str(tmp_path / "passed_checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "passed"))
+    )
+    query.awaitTermination()
+    passed = spark.read.format("delta").load(str(tmp_path / "passed"))
+    assert_rows(passed, [(at("10:00"),), (at("08:00"),)])
+
+
+def test_the_counter_s_wrong_use_gives_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    windows = Windows(spark, tmp_path)
+    windows.append("10:00")
+    for changes, sentence in (
+        ({"event_time": "at"}, "'at' is no timestamp column of the source; it has event_time"),
+        ({"group_by": ["page"]}, "group_by can't take page"),
+        ({"window": "wide"}, "'wide' is no duration"),
+        ({"max_dropped": -1}, "it can't be negative"),
+    ):
+        with pytest.raises(WrongUse, match=sentence):
+            windows.run(**changes)
