@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from python_jobs.job import JobFailed, WrongUse
 from python_jobs.tables import absolute, delta_table, is_path, table_exists
 
-_DURATION = re.compile(r"(\d+) (second|minute|hour)s?")
+_DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
 
 
 def parse_duration(text: str) -> dt.timedelta:

@@ -69,7 +69,7 @@ from python_jobs.job import DataRefused, NotReady, WrongUse, root_cause, run_job
 from python_jobs.pointers import PointedDataset
 from python_jobs.tables import delta_table, latest_version, table_exists
 
-PENDING, REPLAYED, PARKED = "pending", "replayed", "parked"
+PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
 POISON_PILL = "POISON_PILL"
 
 WAS_DEAD_LETTERED = "was_dead_lettered"
@@ -89,6 +89,7 @@ DEAD_LETTER_COLUMNS = (
     "attempts",
     "status",
     "status_changed_at",
+    "status_reason",
 )
 
 
@@ -210,6 +211,7 @@ def dead_letters(
         # A pill would end its replay as well.
         F.when(F.col(ERROR_CLASS) == POISON_PILL, PARKED).otherwise(PENDING).alias("status"),
         F.lit(None).cast("timestamp").alias("status_changed_at"),
+        F.lit(None).cast("string").alias("status_reason"),
     )
 
 

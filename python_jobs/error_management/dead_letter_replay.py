@@ -3,7 +3,8 @@
 Run it after the schema or an expression was mended, with the parameters of :mod:`.dead_letter` as they are
 now. A record that passes is inserted into the target with ``was_dead_lettered = true`` and its ``replay``
 metadata; one that fails again stays in the dead-letter table with its attempts raised, and is parked at
-``--max_attempts``.
+``--max_attempts``. ``--where`` takes a part of them, such as one error class; ``--include_parked true`` tries the
+parked ones again as well. How the queue stands, and giving letters up, is :mod:`.dead_letter_queue`.
 
 Replayed rows land in partitions that consumers may have read already, and after rows that are younger than
 they are. So nothing is written without ``--publish_partitions``: the first run says how many records would
@@ -67,6 +68,10 @@ class Parameters:
     """Fields or derived columns that must not be NULL."""
     publish_partitions: bool = False
     """Write into the touched partitions, whose consumers must run again; by default only report them."""
+    where: str | None = None
+    """SQL condition on dead letters that are to be replayed (error_class = 'MISSING_FIELD'); by default all."""
+    include_parked: bool = False
+    """Try parked letters again, too: those whose error the fix is for."""
     max_attempts: int = 3
     """Attempts, the first one included, after which a record is parked and not tried again."""
     job_name: str = "dead_letter_replay"
@@ -120,7 +125,7 @@ def letter_updates(parsed: DataFrame, max_attempts: int) -> DataFrame:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Replay every pending dead letter and report what passed, what failed and which partitions it touches.
+    """Replay the pending dead letters and report what passed, what failed and which partitions it touches.
 
     Raises:
         NotReady: a table doesn't exist.
@@ -130,7 +135,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     target = delta_table(spark, params.target)
     now = params.now or utc_now().isoformat()
 
-    pending = letters.toDF().where(F.col("status") == PENDING)
+    statuses = [PENDING, PARKED] if params.include_parked else [PENDING]
+    pending = letters.toDF().where(F.col("status").isin(statuses)).where(params.where or "true")
     record_columns = [name for name in pending.columns if name not in DEAD_LETTER_COLUMNS]
     parsed = parse_records(
         pending.select(*record_columns, F.struct("dead_letter_id", "attempts").alias(_LETTER)),

@@ -526,6 +526,39 @@ class TestReplay:
         assert failed.table("main").count() == 3
         assert failed.table("dead").where("status = 'replayed'").count() == 1
 
+    def test_a_replay_of_one_error_class_leaves_the_others_and_parked_ones_come_when_told(
+        self, failed: Stream
+    ) -> None:
+        before = failed.table("dead").where("error_class = 'NOT_A_JSON_OBJECT'").collect()
+        report = self.replay(failed, where="error_class = 'UNPARSABLE_FIELD'", max_attempts=1)
+        assert (report["read"], report["replayed"]) == (1, 1)
+        assert failed.table("dead").where("error_class = 'NOT_A_JSON_OBJECT'").collect() == before
+
+        assert self.replay(failed, max_attempts=1)["parked"] == 1
+        assert self.replay(failed)["read"] == 0, "parked"
+        assert self.replay(failed, include_parked=True, max_attempts=1)["parked"] == 1
+        (letter,) = failed.table("dead").where("status = 'parked'").collect()
+        assert letter.attempts == 3
+        assert letter.processed_at == before[0].processed_at, "when it was first seen"
+        closed = failed.table("dead").where("status = 'replayed'").count()
+        assert failed.table("main").count() + failed.table("dead").count() - closed == 4, "none is lost"
+
+    def test_the_days_that_a_replay_touches_are_what_has_to_be_built_again(self, failed: Stream) -> None:
+        """A table of visits by day, corrected for the reported days alone, is the one built from everything."""
+        failed.append('{"visit_id":"v9","event_time":"2024-01-02T09:00:00Z","page":"/a"}')
+        failed.run(derive=self.BROKEN, partition_by=["event_date"])
+
+        def by_day() -> DataFrame:
+            return failed.table("main").groupBy("event_date").count()
+
+        by_day().write.format("delta").save(failed.path("gold"))
+        (touched,) = self.replay(failed)["touched_partitions"]
+        day = f"event_date = '{touched['event_date']}'"
+        writer = by_day().where(day).write.format("delta").mode("overwrite").option("replaceWhere", day)
+        writer.save(failed.path("gold"))
+        assert_rows(failed.table("gold"), by_day())
+        assert_rows(failed.table("gold"), [(dt.date(2024, 1, 1), 3), (dt.date(2024, 1, 2), 1)])
+
     def test_records_that_go_on_failing_are_parked(self, failed: Stream) -> None:
         states = []
         for _ in range(3):

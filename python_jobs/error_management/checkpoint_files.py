@@ -1,0 +1,393 @@
+"""Checkpointer: what a Structured Streaming checkpoint holds, how far it is behind, and which query may go on with it.
+
+    <checkpoint>/metadata                  id of the query
+    <checkpoint>/offsets/<batch>           before the batch: a version line, a line of watermark, time and settings,
+                                           then one line per source
+    <checkpoint>/commits/<batch>           after the batch
+    <checkpoint>/state/<n>/_metadata/      kind of each stateful operator
+    <checkpoint>/state/<n>/0/_metadata/    schema of its key and value
+
+Nothing here writes. Offsets are never edited in place: a query is rewound by a new checkpoint (``checkpoint_rewind``).
+
+Sources: Data Engineering Design Patterns, chapter 3, Checkpointer; Spark's Structured Streaming guide, "Recovery
+Semantics after Changes in a Streaming Query"; the layout as Spark 4.2 writes it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from python_jobs.job import DataRefused, WrongUse
+from python_jobs.tables import absolute
+
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+STATE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+_VERSION = "v1"
+_EPHEMERAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+# Stateful operators by their node in the logical plan, as the checkpoint names them.
+_OPERATORS = {
+    "Aggregate": "stateStoreSave",
+    "Deduplicate": "dedupe",
+    "DeduplicateWithinWatermark": "dedupeWithinWatermark",
+    "Join": "symmetricHashJoin",
+    "GlobalLimit": "globalLimit",
+}
+
+
+def require_durable(checkpoint: str) -> None:
+    """Refuse a checkpoint that a restart of the machine or container takes away.
+
+    Raises:
+        WrongUse: it lies in a temporary folder.
+    """
+    is_uri = ":" in checkpoint.split("/", 1)[0]
+    path = urlsplit(checkpoint).path if is_uri else str(Path(checkpoint).resolve())
+    for folder in (*_EPHEMERAL, str(Path(tempfile.gettempdir()).resolve())):
+        if path == folder or path.startswith(f"{folder}/"):
+            raise WrongUse(
+                f"the checkpoint '{checkpoint}' lies in the temporary folder {folder}, and progress must outlive the "
+                "machine: take a folder beside the tables"
+            )
+
+
+# --- the offsets file -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """One offsets file: where a batch ends in each source."""
+
+    batch_id: int
+    watermark: dt.datetime | None
+    """UTC; None before the first event time, or without a watermark."""
+    written_at: dt.datetime
+    """UTC."""
+    settings: Mapping[str, str]
+    """What Spark keeps for the query's whole life, whatever the session says."""
+    sources: tuple[Any, ...]
+    """The JSON of each source in the query's order; None for a source that has given nothing yet."""
+
+    def topics(self) -> dict[str, dict[int, int]]:
+        """Return topic to partition to next offset, of all Kafka sources."""
+        return {
+            topic: {int(partition): int(offset) for partition, offset in partitions.items()}
+            for source in self.sources
+            if source_kind(source) == "kafka"
+            for topic, partitions in source.items()
+        }
+
+
+def parse_offsets(batch_id: int, text: str) -> Offsets:
+    """Read the text of an offsets file.
+
+    Raises:
+        DataRefused: it is cut off, or of another layout.
+    """
+    version, _, rest = text.partition("\n")
+    if version != _VERSION:
+        raise DataRefused(f"offsets file {batch_id} is of version '{version[:20]}'; {_VERSION} can be read")
+    try:
+        metadata, *sources = rest.splitlines()
+        found = json.loads(metadata)
+        watermark = int(found["batchWatermarkMs"])
+        return Offsets(
+            batch_id,
+            _moment(watermark) if watermark > 0 else None,
+            _moment(int(found["batchTimestampMs"])),
+            found["conf"],
+            tuple(None if line == "-" else json.loads(line) for line in sources),
+        )
+    except (ValueError, KeyError, TypeError):
+        raise DataRefused(
+            f"offsets file {batch_id} can't be read: it is cut off or no offsets file"
+        ) from None
+
+
+def source_kind(source: Any) -> str:
+    """Return which kind of source wrote a line of an offsets file: kafka, delta, file or other."""
+    if isinstance(source, dict) and "reservoirId" in source:
+        return "delta"
+    if isinstance(source, dict) and "logOffset" in source:
+        return "file"
+    if isinstance(source, dict) and source and all(isinstance(value, dict) for value in source.values()):
+        return "kafka"
+    return "other"
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """How far one partition of a topic is behind, in offsets."""
+
+    topic: str
+    partition: int
+    position: int | None
+    """Next offset to read; None for a partition that the query hasn't seen yet."""
+    end: int
+    lag: int
+    expired: int
+    """Offsets from the position on that the topic no longer has."""
+
+
+def lags(
+    topics: Mapping[str, Mapping[int, int]], ranges: Mapping[tuple[str, int], tuple[int, int]]
+) -> list[PartitionLag]:
+    """Return the lag of each partition, in order.
+
+    Args:
+        topics: topic to partition to next offset (:meth:`Offsets.topics`).
+        ranges: first offset and end of each topic's partition at the broker.
+    """
+    found = []
+    for (topic, partition), (first, end) in sorted(ranges.items()):
+        position = topics.get(topic, {}).get(partition)
+        begin = first if position is None else position
+        found.append(PartitionLag(topic, partition, position, end, end - begin, max(0, first - begin)))
+    return found
+
+
+# --- the checkpoint ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, order=True)
+class StateOperator:
+    """A stateful operator of a query: its kind and the types of its key."""
+
+    kind: str
+    key_types: tuple[str, ...] | None = None
+    """None if they can't be told."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A query's progress."""
+
+    offsets: Offsets | None
+    """Of the newest batch; None before the first one."""
+    committed: int | None
+    """The newest batch that is done; the one in ``offsets`` comes again if it is higher."""
+    operators: tuple[StateOperator, ...]
+
+
+def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
+    """Read the progress under ``checkpoint``, on any file system.
+
+    Raises:
+        DataRefused: the newest offsets file can't be read.
+    """
+    folder = _Folder(spark, checkpoint)
+    batches = folder.numbers("offsets")
+    offsets = parse_offsets(batches[-1], folder.read(f"offsets/{batches[-1]}").decode()) if batches else None
+    operators = (_operator(folder, number) for number in folder.numbers("state"))
+    commits = folder.numbers("commits")
+    return Checkpoint(offsets, commits[-1] if commits else None, tuple(operators))
+
+
+def _operator(folder: _Folder, number: int) -> StateOperator:
+    text = folder.read(f"state/{number}/_metadata/metadata").decode()
+    kind = json.loads(text.split("\n", 1)[1])["operatorInfo"]["operatorName"]
+    schema = f"state/{number}/0/_metadata/schema"
+    key = _key_schema(folder.read(schema)) if folder.exists(schema) else None
+    return StateOperator(kind, None if key is None else tuple(field.dataType.simpleString() for field in key))
+
+
+def _key_schema(content: bytes) -> StructType | None:
+    """Return the key's schema out of a state schema file of version 2, None for another version.
+
+    Java's ``writeUTF("v2")``, the number of pieces as an int, then each piece of the key's JSON by ``writeUTF``.
+    """
+    if content[:4] != b"\x00\x02v2":
+        return None
+    (pieces,) = struct.unpack_from(">i", content, 4)
+    position, text = 8, b""
+    for _ in range(pieces):
+        (size,) = struct.unpack_from(">H", content, position)
+        text += content[position + 2 : position + 2 + size]
+        position += 2 + size
+    return StructType.fromJson(json.loads(text))
+
+
+class _Folder:
+    """A folder of any Hadoop file system, read only."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        assert spark._jvm is not None
+        self._path_class: Any = spark._jvm.org.apache.hadoop.fs.Path
+        self._io: Any = spark._jvm.org.apache.commons.io.IOUtils
+        self._root: Any = self._path_class(absolute(path))
+        self._file_system: Any = self._root.getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def exists(self, name: str) -> bool:
+        return bool(self._file_system.exists(self._path(name)))
+
+    def numbers(self, name: str) -> list[int]:
+        """Return the files or folders under ``name`` that are named by a number, in order."""
+        if not self.exists(name):
+            return []
+        names = [status.getPath().getName() for status in self._file_system.listStatus(self._path(name))]
+        return sorted(int(found) for found in names if found.isdigit())
+
+    def read(self, name: str) -> bytes:
+        stream = self._file_system.open(self._path(name))
+        try:
+            return bytes(self._io.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def _path(self, name: str) -> Any:
+        return self._path_class(self._root, name)
+
+
+# --- before an upgrade ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What of a query a checkpoint depends on."""
+
+    sources: tuple[str, ...]
+    """Kind of each source, in the query's order."""
+    topics: frozenset[str]
+    """Kafka topics it subscribes to."""
+    operators: tuple[StateOperator, ...]
+    settings: Mapping[str, str]
+    """The session's values of those settings that a checkpoint keeps."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that differs between a checkpoint and the query that is to go on with it."""
+
+    what: str
+    held: str
+    planned: str
+    allowed: bool
+    """True: Spark keeps what the checkpoint holds, the new value has no effect."""
+
+
+def plan_of(query: DataFrame) -> Plan:
+    """Return the plan of a streaming DataFrame, before it is started."""
+    root: Any = query._jdf.queryExecution().analyzed()
+    sources, topics, operators = [], set[str](), []
+    for node in _nodes(root):
+        name = node.getClass().getSimpleName()
+        if name in ("StreamingRelation", "StreamingRelationV2"):
+            kind = str(node.sourceName()).lower()
+            sources.append(_planned_source(kind))
+            if kind == "kafka":
+                topics.update(str(node.extraOptions().getOrDefault("subscribe", "")).split(","))
+        elif operator := _planned_operator(node, name):
+            operators.append(operator)
+    conf = query.sparkSession.conf
+    kept = {name: str(conf.get(name)) for name in (SHUFFLE_PARTITIONS, STATE_PROVIDER)}
+    return Plan(tuple(sources), frozenset(topics - {""}), tuple(operators), kept)
+
+
+def _planned_source(name: str) -> str:
+    """Return the kind of a source by the name that Spark gives it: kafka, delta, file or other."""
+    if name.startswith("filesource["):
+        return "file"
+    return name if name in ("kafka", "delta") else "other"
+
+
+def _planned_operator(node: Any, name: str) -> StateOperator | None:
+    if not node.isStreaming() or name not in _OPERATORS:
+        return None
+    if name == "Join":
+        both = all(child.isStreaming() for child in _items(node.children()))
+        return StateOperator(_OPERATORS[name]) if both else None
+    if name == "GlobalLimit":
+        return StateOperator(_OPERATORS[name])
+    keys = node.groupingExpressions() if name == "Aggregate" else node.keys()
+    return StateOperator(_OPERATORS[name], tuple(key.dataType().catalogString() for key in _items(keys)))
+
+
+def changes(checkpoint: Checkpoint, plan: Plan) -> list[Change]:
+    """Return what differs in a way that matters; projections, filters, rates, triggers and delays may change freely.
+
+    State schemas are compared by the types of the keys; the types of the values are checked by Spark when it starts.
+    """
+    if checkpoint.offsets is None:
+        return []
+    found = []
+
+    def compare(what: str, held: object, planned: object, allowed: bool = False) -> None:
+        if held != planned:
+            found.append(Change(what, _text(held), _text(planned), allowed))
+
+    sources = checkpoint.offsets.sources
+    if None not in sources:
+        compare("sources", [source_kind(source) for source in sources], list(plan.sources))
+        compare("Kafka topics", sorted(checkpoint.offsets.topics()), sorted(plan.topics))
+    else:
+        compare("number of sources", len(sources), len(plan.sources))
+    if checkpoint.committed is not None:  # state is written by then
+        held, planned = list(checkpoint.operators), list(plan.operators)
+        compare("stateful operators", _kinds(held), _kinds(planned))
+        if _kinds(held) == _kinds(planned):
+            compare("keys of the state", _keys(held, held, planned), _keys(planned, held, planned))
+        for name, value in plan.settings.items():
+            if held and name in checkpoint.offsets.settings:
+                compare(name, checkpoint.offsets.settings[name], value, allowed=True)
+    return found
+
+
+def refuse_changes(checkpoint: str, found: Sequence[Change]) -> None:
+    """Refuse a query that can't go on with a checkpoint.
+
+    Raises:
+        WrongUse: a change isn't allowed.
+    """
+    refused = [
+        f"{change.what} were {change.held} and are {change.planned}" for change in found if not change.allowed
+    ]
+    if refused:
+        raise WrongUse(
+            f"the checkpoint '{checkpoint}' can't go on with this query: {'; '.join(refused)}: give it a new checkpoint"
+        )
+
+
+def _kinds(operators: Sequence[StateOperator]) -> list[str]:
+    return sorted(operator.kind for operator in operators)
+
+
+def _keys(of: Sequence[StateOperator], *sides: Sequence[StateOperator]) -> list[str]:
+    """Return the key types of one side, of those kinds whose types both sides can tell."""
+    untold = {operator.kind for side in sides for operator in side if operator.key_types is None}
+    return sorted(
+        f"({', '.join(o.key_types)})" for o in of if o.kind not in untold and o.key_types is not None
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return (
+            ", ".join(f"{n} x {name}" if n > 1 else str(name) for name, n in Counter(value).items()) or "none"
+        )
+    return str(value)
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _items(node.children()):
+        yield from _nodes(child)
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(position) for position in range(sequence.length())]
+
+
+def _moment(milliseconds: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)

@@ -1,0 +1,156 @@
+"""Checkpointer, rewind: take a reader of a Kafka topic back to a time.
+
+In each partition the reader goes on with the first record whose timestamp is not before ``--to``, or at the end if
+there is none. Without ``--publish true`` nothing is written: the report says how many records would come again.
+
+* A consumer group (``--group``): its offsets are committed anew. Stop its consumers first; Kafka refuses a group that
+  has members. A group that hasn't read a partition yet begins there.
+* A Structured Streaming query: offsets in its checkpoint are not edited. Give it a *new* checkpoint and the report's
+  ``starting_offsets``.
+
+What comes again is processed again. The consequences depend on what the reader writes to:
+
+* keyed merges and partition overwrites take it once more and stay the same;
+* appends hold it twice. The exactly-once consumer ignores the group's offsets as long as its table has a position; with
+  ``--generation`` raised by one it follows them, and appends again: deduplicate by topic, partition and offset;
+* counts over windows are counted anew from ``--to`` on, so choose the start of a window, as an older record of the same
+  window would be missing from its count.
+
+A time ahead of the group's position would skip records: that is refused without ``--allow_skip true``.
+
+    python -m python_jobs.error_management.checkpoint_rewind --bootstrap_servers localhost:9092 --topic visits \\
+        --group visits_to_bronze --to 2024-03-01T10:00:00 --publish true
+
+Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from python_jobs.error_management.kafka_consumer import committed_offsets
+from python_jobs.intervals import parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, topic_partitions
+from python_jobs.kafka_topics import refuse_secrets
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Take a reader of a Kafka topic back to a time."""
+
+    bootstrap_servers: str
+    """Kafka brokers, host:port,host:port."""
+    topic: str
+    """Topic that is read."""
+    to: str
+    """Time of the first record to read again (ISO 8601, UTC by default)."""
+    group: str | None = None
+    """Consumer group to rewind; without one only starting_offsets for a new checkpoint are reported."""
+    publish: bool = False
+    """Write the group's new offsets; by default only report what would come again."""
+    allow_skip: bool = False
+    """Whether a partition may move forward, over records that were never read."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Further settings of Kafka's client (librdkafka's names); a secret as ${env:NAME}."""
+
+    def __post_init__(self) -> None:
+        parse_time(self.to)
+        refuse_secrets(self.settings)
+        if self.publish and self.group is None:
+            raise WrongUse(
+                "publish needs a group; a query is rewound by a new checkpoint and starting_offsets"
+            )
+
+
+def rewound(
+    committed: Mapping[int, int], at_time: Mapping[int, int]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return how many offsets of each partition come again, and how many are skipped."""
+    moves = {
+        partition: committed[partition] - offset
+        for partition, offset in at_time.items()
+        if partition in committed
+    }
+    return (
+        {partition: move for partition, move in moves.items() if move > 0},
+        {partition: -move for partition, move in moves.items() if move < 0},
+    )
+
+
+def run(params: Parameters) -> dict[str, Any]:
+    """Find the offsets, write them if asked to, and report.
+
+    Raises:
+        NotReady: no broker answers, or the topic isn't there.
+        DataRefused: records would be skipped.
+        JobFailed: the group has consumers that read at this moment.
+    """
+    client = client_settings(params.bootstrap_servers, params.settings)
+    partitions = range(topic_partitions(client, params.topic))
+    group = params.group or "checkpoint_rewind"  # a client needs one, also to ask without one
+    with closing(Consumer(client | {"group.id": group, "enable.auto.commit": False})) as consumer:
+        try:
+            at_time = _offsets_at(consumer, params, partitions)
+            committed = {} if params.group is None else committed_offsets(consumer, params.topic, partitions)
+        except KafkaException as failure:
+            raise NotReady(
+                f"the broker doesn't tell offsets of {params.topic}: {failure.args[0].str()}"
+            ) from None
+    again, skipped = rewound(committed, at_time)
+    if skipped and not params.allow_skip:
+        partition, count = next(iter(skipped.items()))
+        raise DataRefused(
+            f"{params.to} is ahead of the group {params.group}: {count} offsets of {params.topic}/{partition} would "
+            "never be read; allow that with --allow_skip true"
+        )
+    if params.publish:
+        _write(client, params, at_time)
+    return {
+        "group": params.group,
+        "published": params.publish,
+        "offsets": at_time,
+        "committed_before": committed,
+        "again": again,
+        "skipped": skipped,
+        "starting_offsets": json.dumps({params.topic: {str(p): offset for p, offset in at_time.items()}}),
+    }
+
+
+def _offsets_at(consumer: Consumer, params: Parameters, partitions: Sequence[int]) -> dict[int, int]:
+    """Return the offset of each partition's first record that is not before the time; its end if there is none."""
+    milliseconds = int(parse_time(params.to).timestamp() * 1000)
+    asked = [TopicPartition(params.topic, partition, milliseconds) for partition in partitions]
+    found = {}
+    for answer in consumer.offsets_for_times(asked, ANSWER_SECONDS):
+        _, end = consumer.get_watermark_offsets(answer, ANSWER_SECONDS)
+        found[answer.partition] = answer.offset if answer.offset >= 0 else end
+    return found
+
+
+def _write(client: Mapping[str, Any], params: Parameters, offsets: Mapping[int, int]) -> None:
+    positions = [TopicPartition(params.topic, partition, offset) for partition, offset in offsets.items()]
+    request = ConsumerGroupTopicPartitions(str(params.group), positions)
+    admin = AdminClient(dict(client))  # kept by name: its answers die with it
+    try:
+        (answer,) = admin.alter_consumer_group_offsets([request]).values()
+        refused = [
+            position.error for position in answer.result(ANSWER_SECONDS).topic_partitions if position.error
+        ]
+        if refused:
+            raise KafkaException(refused[0])
+    except KafkaException as failure:
+        raise JobFailed(
+            f"the offsets of group {params.group} were not written ({failure.args[0].str()}): stop its consumers first"
+        ) from None
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

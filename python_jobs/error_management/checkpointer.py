@@ -1,0 +1,281 @@
+"""Checkpointer, Structured Streaming: unique keys per window of event time, counted through crashes and restarts.
+
+Problem: a job that counts the unique visitors of each 10-minute window must not begin again after a failure. Both its
+position in the topic and what it has counted have to outlive it.
+
+Guarantee: Spark writes each batch's offsets into the checkpoint before the batch and its commit mark after it, and the
+counts of the open windows with it. A run that dies anywhere in between does the same batch again, with the same number
+and the same records; the target takes a window's count as a whole, by merge, so it counts nothing twice. Before each
+start, and by ``--action check`` before an upgrade, the query is compared with what the checkpoint was made for:
+
+* may change: rate, trigger, lateness, what is filtered out by ``key`` giving NULL;
+* may not: topic, key, event time, window, target. They need a new checkpoint, which reads the topic from
+  ``--starting_offsets`` on and counts anew; a target that holds windows already takes it only with ``--start_over``.
+
+A topic that no longer has the record that comes next ends the job. A checkpoint in a temporary folder is refused.
+Unique keys are counted by ``approx_count_distinct`` with a relative standard deviation of ``--max_deviation``, because
+Spark refuses exact distinct counts on streams. Records without key or event time are counted in the report only.
+
+Cost: a sketch for each open window in the state, written at each batch; a checkpoint's files and a merge a batch.
+
+    spark-submit python_jobs/error_management/checkpointer.py --bootstrap_servers localhost:9092 --topic visits \\
+        --key "get_json_object(payload, '$.user_id')" \\
+        --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" \\
+        --target lakehouse/gold/visitors_by_window --checkpoint lakehouse/checkpoints/visitors_by_window
+
+``--action status`` reports how far each partition is behind, ``--action check`` compares and stops: neither reads a
+record. A rewind is a new checkpoint, too (:mod:`.checkpoint_rewind`).
+
+Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+
+from python_jobs.checkpoints import claim, has_progress
+from python_jobs.delta_streams import BatchFunction, await_end, create_table, parse_duration, table_id
+from python_jobs.error_management.checkpoint_files import (
+    Change,
+    changes,
+    lags,
+    plan_of,
+    read_checkpoint,
+    refuse_changes,
+    require_durable,
+)
+from python_jobs.job import NotReady, WrongUse, run_job
+from python_jobs.kafka_topics import (
+    SOURCE_FAILURES,
+    client_settings,
+    offset_ranges,
+    refuse_secrets,
+    topic_partitions,
+)
+from python_jobs.tables import delta_table, latest_version, read_table, table_exists
+
+_OBSERVED = "records"
+_COUNTS = "window_start timestamp, window_end timestamp, unique_keys bigint, batch_id bigint"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Count the unique keys of each window of event time in a Kafka topic."""
+
+    bootstrap_servers: str
+    """Kafka brokers, host:port,host:port."""
+    topic: str
+    """Topic to read; it must exist."""
+    key: str
+    """SQL expression over payload, partition, offset and timestamp: what is counted once a window."""
+    event_time: str
+    """SQL expression of the record's timestamp; use try_ functions."""
+    target: str
+    """Delta table (name or path) of the counts, one row a window; made if absent."""
+    checkpoint: str
+    """Folder of the stream's progress and state, beside the tables and kept as long as they are."""
+    action: Literal["run", "status", "check"] = "run"
+    """run: count; status: report the lag; check: say whether the checkpoint can go on with these parameters."""
+    window: str = "10 minutes"
+    """Length of a window."""
+    lateness: str = "10 minutes"
+    """How far behind the newest event time a record may be and still count; older windows are closed."""
+    max_deviation: float = 0.05
+    """Relative standard deviation of the counts; 0.01 needs 25 times the state of 0.05."""
+    starting_offsets: str = "earliest"
+    """Where a new checkpoint begins: earliest, latest, or what checkpoint_rewind reports as starting_offsets."""
+    start_over: bool = False
+    """Whether a new checkpoint may count anew into a target that holds windows already."""
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job reads what is there and stops."""
+    max_records_per_trigger: int | None = None
+    """Most records in one batch; by default all that are there."""
+    fail_on_data_loss: bool = True
+    """Whether records that expired before they were read end the job; false goes on without them."""
+    ephemeral: bool = False
+    """Accept a checkpoint in a temporary folder, for a trial."""
+    consumer: dict[str, str] = field(default_factory=dict)
+    """Further settings of Kafka's client, such as security.protocol; secrets as ${env:NAME} only."""
+
+    def __post_init__(self) -> None:
+        if not self.ephemeral:
+            require_durable(self.checkpoint)
+        for duration in (self.window, self.lateness, *([self.trigger] if self.trigger else [])):
+            parse_duration(duration)
+        if not 0.01 <= self.max_deviation <= 0.4:
+            raise WrongUse(f"max_deviation must be between 0.01 and 0.4, got {self.max_deviation}")
+        if self.max_records_per_trigger is not None and self.max_records_per_trigger < 1:
+            raise WrongUse(f"max_records_per_trigger must be at least 1, got {self.max_records_per_trigger}")
+        refuse_secrets(self.consumer)
+
+    @property
+    def source(self) -> str:
+        """Topic and brokers, for messages."""
+        return f"{self.topic} at {self.bootstrap_servers}"
+
+
+def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
+    """Return the number of unique keys of each window; ``records`` as Kafka's source gives them."""
+    keyed = records.select(F.expr(params.event_time).alias("event_time"), F.expr(params.key).alias("key"))
+    unusable = F.count_if(F.col("event_time").isNull() | F.col("key").isNull())
+    return (
+        keyed.observe(_OBSERVED, unusable.alias("unusable"))
+        .where("event_time is not null and key is not null")
+        .withWatermark("event_time", params.lateness)
+        .groupBy(F.window("event_time", params.window))
+        .agg(F.approx_count_distinct("key", params.max_deviation).alias("unique_keys"))
+        .select(
+            F.col("window.start").alias("window_start"),
+            F.col("window.end").alias("window_end"),
+            "unique_keys",
+        )
+    )
+
+
+class Merger(BatchFunction):
+    """The ``foreachBatch`` function of the job: each changed window's count replaces the one before."""
+
+    def __init__(self, spark: SparkSession, target: str) -> None:
+        self._target: DeltaTable = delta_table(spark, target)
+        self.batches: list[int] = []
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Merge one batch's counts."""
+        counts = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
+        merge = self._target.alias("t").merge(counts.alias("s"), "t.window_start = s.window_start")
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        self.batches.append(batch_id)
+
+
+def read_topic(spark: SparkSession, params: Parameters) -> DataFrame:
+    """Return the topic as a stream: payload, topic, partition, offset, timestamp."""
+    settings = client_settings(params.bootstrap_servers, params.consumer)
+    reader = (
+        spark.readStream.format("kafka")
+        .options(**{f"kafka.{name}": value for name, value in settings.items()})
+        .option("subscribe", params.topic)
+        .option("startingOffsets", params.starting_offsets)
+        .option("failOnDataLoss", params.fail_on_data_loss)
+    )
+    if params.max_records_per_trigger is not None:
+        reader = reader.option("maxOffsetsPerTrigger", params.max_records_per_trigger)
+    return reader.load().withColumn("payload", F.col("value").cast("string"))
+
+
+def check(spark: SparkSession, params: Parameters) -> list[Change]:
+    """Compare the query with the checkpoint; return what changes without effect.
+
+    Raises:
+        WrongUse: the checkpoint can't go on with the query.
+    """
+    query = windowed_counts(read_topic(spark, params), params)
+    found = changes(read_checkpoint(spark, params.checkpoint), plan_of(query))
+    refuse_changes(params.checkpoint, found)
+    if has_progress(spark, params.checkpoint):
+        _claim(spark, params)
+    return found
+
+
+def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Return the newest batch and how far each partition is behind, from the newest offsets file.
+
+    Raises:
+        NotReady: the query hasn't begun, or no broker answers.
+    """
+    checkpoint = read_checkpoint(spark, params.checkpoint)
+    if checkpoint.offsets is None:
+        raise NotReady(f"no batch has begun under the checkpoint '{params.checkpoint}'")
+    settings = client_settings(params.bootstrap_servers, params.consumer)
+    found = lags(checkpoint.offsets.topics(), offset_ranges(spark, params.topic, settings))
+    return {
+        "batch_id": checkpoint.offsets.batch_id,
+        "committed": checkpoint.committed,
+        "watermark": checkpoint.offsets.watermark,
+        "written_at": checkpoint.offsets.written_at,
+        "lag": sum(partition.lag for partition in found),
+        "partitions": [asdict(partition) for partition in found],
+    }
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merger]:
+    """Make or check the table, compare query and checkpoint, and start the query.
+
+    Raises:
+        NotReady: no broker answers, or the topic isn't there.
+        WrongUse: the target is another table, or the checkpoint can't go on with the query.
+    """
+    topic_partitions(spark, [params.topic], client_settings(params.bootstrap_servers, params.consumer))
+    create_table(spark, params.target, spark.createDataFrame([], _COUNTS).schema)
+    check(spark, params)
+    begins = not has_progress(spark, params.checkpoint)
+    if begins and not params.start_over and not read_table(spark, params.target).isEmpty():
+        raise WrongUse(
+            f"the target '{params.target}' holds windows and the checkpoint '{params.checkpoint}' is new: what the "
+            "topic still has would be counted anew over them; allow that with --start_over true"
+        )
+    _claim(spark, params)
+    merger = Merger(spark, params.target)
+    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    counts = windowed_counts(read_topic(spark, params), params)
+    sink = counts.writeStream.outputMode("update").foreachBatch(merger)
+    sink = sink.option("checkpointLocation", params.checkpoint)
+    if params.trigger is None:
+        return sink.trigger(availableNow=True).start(), merger
+    return sink.trigger(processingTime=params.trigger).start(), merger
+
+
+def _claim(spark: SparkSession, params: Parameters) -> None:
+    claim(
+        spark,
+        params.checkpoint,
+        {
+            "job": "checkpointer",
+            "target": table_id(spark, params.target),
+            "topic": params.topic,
+            "key": params.key,
+            "event_time": params.event_time,
+            "window": params.window,
+        },
+    )
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Do the action and report.
+
+    Raises:
+        JobFailed: records have expired, or the broker doesn't answer any more.
+    """
+    if params.action == "status":
+        return status(spark, params)
+    if params.action == "check":
+        if not table_exists(spark, params.target):
+            raise NotReady(f"there is no Delta table '{params.target}', so nothing goes on yet")
+        return {"compatible": True, "without_effect": [asdict(change) for change in check(spark, params)]}
+    query, merger = start(spark, params)
+    await_end(query, merger, params.source, SOURCE_FAILURES)
+    return {
+        "batches": merger.batches,
+        "records": sum(progress.numInputRows for progress in query.recentProgress),
+        "unusable": sum(_unusable(progress) for progress in query.recentProgress),
+        "target": params.target,
+        "table_version": latest_version(spark, params.target),
+    }
+
+
+def _unusable(progress: StreamingQueryProgress) -> int:
+    """Return how many records of a batch had no key or no event time."""
+    observed = progress.observedMetrics.get(_OBSERVED)
+    return int(observed["unusable"]) if observed else 0
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

@@ -1,0 +1,200 @@
+"""Dead-Letter queue: how deep and how old it is, which errors fill it, when that is an alarm, and letters given up.
+
+Reads the dead-letter table of :mod:`.dead_letter`. A letter is *open* while it is pending or parked; replayed and
+discarded ones are closed and stay on record, so that records read = main table + open + discarded.
+
+``--action report`` counts. A limit that is passed is an alert: exit code 3 and one line on standard error. With
+``--alerts`` each alert is noted in a Delta table, once a limit and day, and only a new one fails the job: a scheduler
+that runs it each hour calls somebody once.
+
+``--action discard`` closes the open letters of ``--where`` and ``--older_than`` as ``discarded`` with ``--reason``;
+nothing is deleted.
+
+Guarantee: each action is one commit; done again it finds nothing new. Cost: one pass over the dead-letter table.
+
+    spark-submit python_jobs/error_management/dead_letter_queue.py \\
+        --dead_letter lakehouse/silver/silver_visits_dead_letter --alerts lakehouse/observability/dead_letter_alerts \\
+        --max_per_day 1000 --max_age_hours 72
+
+As dbt test on the same table: ``dead_letter_queue`` (macros/error_management/dead_letter_queue.sql).
+
+Source: the guide's Dead-Letter Queue, replay and monitoring (chapter 10.2).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.delta_streams import create_table, parse_duration
+from python_jobs.error_management.dead_letter import DISCARDED, PARKED, PENDING
+from python_jobs.error_management.json_records import ERROR_CLASS
+from python_jobs.intervals import parse_time
+from python_jobs.job import DataRefused, WrongUse, run_job, utc_now
+from python_jobs.tables import commit_metrics, delta_table, latest_version, read_table
+
+CLASS_DAYS = 7
+TREND_DAYS = 30
+_ALERTS = "dead_letter string, day date, limit string, got double, allowed double, alerted_at timestamp"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Report on a dead-letter table and alert, or give dead letters up."""
+
+    dead_letter: str
+    """Delta table (name or path) of dead letters."""
+    action: Literal["report", "discard"] = "report"
+    """report: count, and alert when a limit is passed; discard: close letters that nobody will replay."""
+    max_open: int | None = None
+    """Most pending and parked letters."""
+    max_age_hours: float | None = None
+    """Largest age of an open letter."""
+    max_per_day: int | None = None
+    """Most letters of one day, the day of now."""
+    alerts: str | None = None
+    """Delta table (name or path) that notes each alert, so that it fails the job once a day; made if absent."""
+    where: str | None = None
+    """discard: SQL condition on the letters to close."""
+    older_than: str | None = None
+    """discard: only letters set aside longer ago than this, such as "90 days"."""
+    reason: str | None = None
+    """discard: why they are given up."""
+    now: str | None = None
+    """Time of the report (ISO 8601); by default the clock's."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.limits().items():
+            if value < 0:
+                raise WrongUse(f"{name} must not be below 0, got {value:g}")
+        if self.older_than is not None:
+            parse_duration(self.older_than)
+        if self.now is not None:
+            parse_time(self.now)
+        if self.action == "discard":
+            if not self.reason:
+                raise WrongUse("action discard needs a reason")
+            if self.where is None and self.older_than is None:
+                raise WrongUse("action discard needs where or older_than: which letters are given up")
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits that are set."""
+        given = {
+            "max_open": self.max_open,
+            "max_age_hours": self.max_age_hours,
+            "max_per_day": self.max_per_day,
+        }
+        return {name: float(value) for name, value in given.items() if value is not None}
+
+
+def is_open() -> Column:
+    """Return whether a letter waits for a replay or a decision."""
+    return F.col("status").isin(PENDING, PARKED)
+
+
+def by_class(letters: DataFrame, now: dt.datetime) -> DataFrame:
+    """Return one row for each error class of the last seven days: count, open, oldest, newest, mean attempts."""
+    recent = F.col("processed_at") >= F.lit(now - dt.timedelta(days=CLASS_DAYS))
+    return (
+        letters.where(recent)
+        .groupBy(ERROR_CLASS)
+        .agg(
+            F.count(F.lit(1)).alias("letters"),
+            F.count_if(is_open()).alias("open"),
+            F.min("processed_at").alias("oldest"),
+            F.max("processed_at").alias("newest"),
+            F.avg("attempts").alias("mean_attempts"),
+        )
+        .orderBy(F.desc("letters"), ERROR_CLASS)
+    )
+
+
+def by_day(letters: DataFrame, now: dt.datetime) -> DataFrame:
+    """Return one row for each of the last thirty days with letters, oldest first."""
+    day = F.to_date("processed_at").alias("day")
+    recent = F.col("processed_at") >= F.lit(now - dt.timedelta(days=TREND_DAYS))
+    return letters.where(recent).groupBy(day).agg(F.count(F.lit(1)).alias("letters")).orderBy("day")
+
+
+def depth(letters: DataFrame, now: dt.datetime) -> dict[str, Any]:
+    """Return the numbers that have limits, and the letters of each status."""
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    today = (F.col("processed_at") >= F.lit(midnight)) & (F.col("processed_at") <= F.lit(now))
+    oldest = F.unix_micros(F.min(F.when(is_open(), F.col("processed_at"))))
+    row = letters.agg(
+        F.count_if(is_open()).alias("open"),
+        ((F.lit(int(now.timestamp() * 1_000_000)) - oldest) / 3_600_000_000).alias("age_hours"),
+        F.count_if(today).alias("per_day"),
+    ).collect()[0]
+    statuses = letters.groupBy("status").count().orderBy("status").collect()
+    return {
+        "open": row["open"],
+        "age_hours": round(row["age_hours"] or 0.0, 2),
+        "per_day": row["per_day"],
+        "statuses": {status["status"]: status["count"] for status in statuses},
+    }
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Do the action and report.
+
+    Raises:
+        NotReady: the table doesn't exist.
+        DataRefused: a limit is passed, and that wasn't noted today.
+    """
+    now = utc_now() if params.now is None else parse_time(params.now)
+    if params.action == "discard":
+        return _discard(spark, params, now)
+    letters = read_table(spark, params.dead_letter)
+    numbers = depth(letters, now)
+    passed = [
+        (params.dead_letter, now.date(), limit, float(numbers[limit.removeprefix("max_")]), allowed, now)
+        for limit, allowed in params.limits().items()
+        if numbers[limit.removeprefix("max_")] > allowed
+    ]
+    if passed and (params.alerts is None or _note(spark, params.alerts, passed)):
+        found = "; ".join(
+            f"{limit} is {allowed:g} and {got:g} were found" for _, _, limit, got, allowed, _ in passed
+        )
+        raise DataRefused(f"alert: dead letters of {params.dead_letter}: {found}")
+    return numbers | {
+        "alerts": [limit for _, _, limit, *_ in passed],
+        "by_class": [row.asDict() for row in by_class(letters, now).collect()],
+        "by_day": {str(row["day"]): row["letters"] for row in by_day(letters, now).collect()},
+    }
+
+
+def _note(spark: SparkSession, table: str, passed: list[tuple[Any, ...]]) -> bool:
+    """Note alerts; return whether one of them is new."""
+    rows = spark.createDataFrame(passed, _ALERTS)
+    create_table(spark, table, rows.schema)
+    same = "t.dead_letter = s.dead_letter and t.day = s.day and t.limit = s.limit"
+    merge = delta_table(spark, table).alias("t").merge(rows.alias("s"), same)
+    merge.whenNotMatchedInsertAll().execute()
+    return commit_metrics(spark, table)["numTargetRowsInserted"] > 0
+
+
+def _discard(spark: SparkSession, params: Parameters, now: dt.datetime) -> dict[str, Any]:
+    chosen = is_open() & F.expr(params.where or "true")
+    if params.older_than is not None:
+        chosen &= F.col("processed_at") < F.lit(now - parse_duration(params.older_than))
+    before = latest_version(spark, params.dead_letter)
+    delta_table(spark, params.dead_letter).update(
+        chosen,
+        {
+            "status": F.lit(DISCARDED),
+            "status_changed_at": F.lit(now),
+            "status_reason": F.lit(params.reason),
+        },
+    )
+    version = latest_version(spark, params.dead_letter)
+    discarded = commit_metrics(spark, params.dead_letter)["numUpdatedRows"] if version > before else 0
+    return {"discarded": discarded, "dead_letter": {"table": params.dead_letter, "version": version}}
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

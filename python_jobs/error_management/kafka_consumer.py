@@ -1,0 +1,355 @@
+"""Checkpointer, plain Kafka consumer: what has been read is confirmed by code, before or after it is processed.
+
+The order decides what a crash does to the records that were taken since the last commit:
+
+* ``at_least_once``: processed, then committed; they come again;
+* ``at_most_once``: committed, then processed; those that weren't processed yet are lost;
+* ``exactly_once``: the position is committed by the write of the records itself. Each partition's records are one
+  Delta commit whose ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, topic and partition. A
+  restart goes on behind what the table holds, whatever happened to the group's offsets in Kafka.
+
+A position is the *next* offset of one partition; partitions don't move each other. Nothing is committed in the
+background. Records that expired before they were read end the program (exit code 3) unless
+``--fail_on_data_loss false``.
+
+Guarantee: at most ``--commit_every`` records are redone, or lost, after a crash. One process reads a group at a time:
+partitions are assigned, not balanced. In ``exactly_once`` a second process ends as soon as it notices the first one's
+commits.
+
+Cost: a commit for each ``--commit_every`` records or ``--commit_seconds``, one for each partition in
+``exactly_once``; small commits make small files (Compactor). A stream of any size is read by Structured Streaming,
+whose checkpoint does the same (``checkpointer.py``); take this program where each record has an effect outside of a
+table, or where one small process is enough::
+
+    spark-submit python_jobs/error_management/kafka_consumer.py --bootstrap_servers localhost:9092 --topic visits \\
+        --group visits_to_bronze --target lakehouse/bronze/bronze_visits_records --delivery exactly_once
+
+Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
+from python_jobs.ingestion.change_data_capture import bronze_rows
+from python_jobs.intervals import parse_time
+from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, surviving_offset, topic_partitions
+from python_jobs.kafka_topics import refuse_secrets
+from python_jobs.tables import latest_version, table_exists, transaction_version, write_once
+
+Delivery = Literal["at_least_once", "at_most_once", "exactly_once"]
+Process = Callable[[Sequence[Message]], None]
+Positions = Callable[[Sequence[int]], Mapping[int, int]]
+"""From partitions to the next offset of those that have one."""
+
+_POLL_SECONDS = 0.2
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_RECORD_TYPES = (
+    "value binary, key binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subscription:
+    """A topic that a group reads, and how often its position is committed."""
+
+    bootstrap_servers: str
+    """Kafka brokers, host:port,host:port."""
+    topic: str
+    """Topic to read; it must exist."""
+    group: str
+    """Group whose position is kept: one for each program, kept as long as what it writes to."""
+    commit_every: int = 1000
+    """Most records between two commits: what a crash makes to be redone, or lost."""
+    commit_seconds: float = 5
+    """Longest time that taken records wait for more before they are processed."""
+    until_end: bool = False
+    """Stop at the end that the topic has at the start; by default go on until SIGTERM or SIGINT."""
+    fail_on_data_loss: bool = True
+    """Whether records that expired before they were read end the program; false goes on without them."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Further settings of Kafka's client (librdkafka's names); a secret as ${env:NAME}."""
+
+    def __post_init__(self) -> None:
+        refuse_secrets(self.settings)
+        if self.commit_every < 1:
+            raise WrongUse(f"commit_every must be at least 1, got {self.commit_every}")
+        if self.commit_seconds <= 0:
+            raise WrongUse(f"commit_seconds must be above 0, got {self.commit_seconds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(Subscription):
+    """Append a topic's records to a Delta table; the position is committed before, after or with them."""
+
+    target: str
+    """Delta table (name or path) of the records; made if absent."""
+    delivery: Delivery = "exactly_once"
+    """What a crash may do: repeat records (at_least_once), lose them (at_most_once), neither (exactly_once)."""
+    generation: int = 0
+    """For exactly_once, raised by one after a rewind: the table's position of the generation before is left behind."""
+    now: str | None = None
+    """The time of the load (ingested_at, ISO 8601); by default the clock's, for each commit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.generation < 0:
+            raise WrongUse(f"generation must be at least 0, got {self.generation}")
+        if self.now is not None:
+            parse_time(self.now)
+
+
+class CheckpointedConsumer:
+    """One run: the consumer and how far each partition is.
+
+    Args:
+        source: what to read.
+        delivery: the order of processing and commit; with ``exactly_once`` the caller commits in ``process`` and
+            tells by ``positions`` where it was, the group's offsets in Kafka only follow.
+        process: called with the records of one or more partitions, each partition's in order.
+        positions: positions that come before the group's.
+
+    Raises:
+        NotReady: no broker answers, or the topic isn't there.
+        DataRefused: records that come next are gone.
+    """
+
+    def __init__(
+        self, source: Subscription, delivery: Delivery, process: Process, positions: Positions | None = None
+    ) -> None:
+        if delivery not in get_args(Delivery):
+            raise WrongUse(f"delivery must be one of {', '.join(get_args(Delivery))}, got '{delivery}'")
+        if (delivery == "exactly_once") != (positions is not None):
+            raise WrongUse("exactly_once, and no other delivery, needs positions that are kept with the data")
+        self.source, self._delivery, self._process = source, delivery, process
+        client = client_settings(source.bootstrap_servers, source.settings)
+        partitions = list(range(topic_partitions(client, source.topic)))
+        self._consumer = Consumer(
+            client
+            | {
+                "group.id": source.group,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                "isolation.level": "read_committed",
+            }
+        )
+        self._committing = Retrier(RetryPolicy(total_seconds=2 * ANSWER_SECONDS), classifier=_classify)
+        self.records = self.commits = 0
+        self.next_offsets: dict[int, int] = {}
+        self._ends: dict[int, int | None] = {}
+        with _one_sentence(source):
+            known = committed_offsets(self._consumer, source.topic, partitions)
+            known |= positions(partitions) if positions is not None else {}
+            for partition in partitions:
+                self._begin(partition, known.get(partition))
+
+    def _begin(self, partition: int, position: int | None) -> None:
+        """Note where a partition goes on and where it ends; one without a position begins with its first record."""
+        at = TopicPartition(self.source.topic, partition)
+        low, high = self._consumer.get_watermark_offsets(at, ANSWER_SECONDS)
+        at.offset = low if position is None else position
+        self.next_offsets[partition] = surviving_offset(self._consumer, at, self.source.fail_on_data_loss)
+        if not self.source.until_end:
+            self._ends[partition] = None
+        elif self.next_offsets[partition] < high:
+            self._ends[partition] = high
+
+    def run(self, stopped: threading.Event) -> dict[str, Any]:
+        """Read until ``stopped`` is set, or until the end; return the numbers."""
+        topic = self.source.topic
+        with _one_sentence(self.source):
+            self._consumer.assign(
+                [TopicPartition(topic, p, offset) for p, offset in self.next_offsets.items()]
+            )
+            while self._ends and not stopped.is_set():
+                records = self._take(stopped)
+                if not records:
+                    continue
+                reached = positions_behind(records)
+                if self._delivery == "at_most_once":
+                    self._commit(reached)
+                self._process(records)
+                if self._delivery != "at_most_once":
+                    self._commit(reached)
+                self.records += len(records)
+                self.commits += 1
+        return {"records": self.records, "commits": self.commits, "next_offsets": self.next_offsets}
+
+    def close(self) -> None:
+        """Leave the cluster; nothing is committed."""
+        self._consumer.close()
+
+    def _take(self, stopped: threading.Event) -> list[Message]:
+        """Return the next records: as many as are committed together, or what came in the time for that."""
+        records: list[Message] = []
+        until = time.monotonic() + self.source.commit_seconds
+        while (
+            self._ends
+            and len(records) < self.source.commit_every
+            and time.monotonic() < until
+            and not stopped.is_set()
+        ):
+            for message in self._consumer.consume(self.source.commit_every - len(records), _POLL_SECONDS):
+                partition = message.partition()
+                assert partition is not None
+                error = message.error()
+                if error is None:
+                    records.append(message)
+                    self.next_offsets[partition] = _after(message)
+                at_end = error is not None and self._is_end(error, partition)
+                end = self._ends.get(partition)
+                if end is not None and (at_end or self.next_offsets[partition] >= end):
+                    del self._ends[partition]
+        return records
+
+    def _is_end(self, error: KafkaError, partition: int) -> bool:
+        """Return whether what came in place of a record says that the partition's end is reached."""
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            position = TopicPartition(self.source.topic, partition, self.next_offsets[partition])
+            position.offset = surviving_offset(self._consumer, position, self.source.fail_on_data_loss)
+            self.next_offsets[partition] = position.offset
+            self._consumer.seek(position)
+        elif error.code() != KafkaError._PARTITION_EOF and not error.retriable():
+            raise KafkaException(error)
+        return error.code() == KafkaError._PARTITION_EOF
+
+    def _commit(self, reached: Mapping[int, int]) -> None:
+        offsets = [TopicPartition(self.source.topic, p, offset) for p, offset in reached.items()]
+        self._committing.call(
+            lambda _: self._consumer.commit(offsets=offsets, asynchronous=False), idempotent=True
+        )
+
+
+class TableSink:
+    """A Delta table that takes the records, in ``exactly_once`` together with the position behind them."""
+
+    def __init__(self, spark: SparkSession, params: Parameters) -> None:
+        self._spark, self._params = spark, params
+        self._positions: dict[int, int] = {}
+
+    def positions(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Return the next offset of each partition of which the table holds records."""
+        if table_exists(self._spark, self._params.target):
+            for partition in partitions:
+                position = transaction_version(self._spark, self._params.target, self._app_id(partition))
+                if position is not None:
+                    self._positions[partition] = position
+        return dict(self._positions)
+
+    def append(self, records: Sequence[Message]) -> None:
+        """Append the records in one commit."""
+        write_once(self._spark, self._rows(records), self._params.target)
+
+    def append_once(self, records: Sequence[Message]) -> None:
+        """Append each partition's records in one commit with the position behind them.
+
+        Raises:
+            JobFailed: another process has written records of the partition.
+        """
+        for partition, position in positions_behind(records).items():
+            before = self._positions.get(partition)
+            if before is not None and before != self._position(partition):
+                raise JobFailed(
+                    f"another process took {self._params.topic}/{partition} of group {self._params.group} over"
+                )
+            own = [record for record in records if record.partition() == partition]
+            transaction = (self._app_id(partition), position)
+            write_once(self._spark, self._rows(own), self._params.target, transaction=transaction)
+            self._positions[partition] = position
+
+    def _position(self, partition: int) -> int | None:
+        return transaction_version(self._spark, self._params.target, self._app_id(partition))
+
+    def _app_id(self, partition: int) -> str:
+        params = self._params
+        return f"kafka_consumer/{params.group}/{params.generation}/{params.topic}/{partition}"
+
+    def _rows(self, records: Sequence[Message]) -> DataFrame:
+        now = utc_now() if self._params.now is None else parse_time(self._params.now)
+        rows = [
+            (
+                record.value(), record.key(), record.topic(), record.partition(), record.offset(),
+                _EPOCH + dt.timedelta(milliseconds=record.timestamp()[1]), list(record.headers() or []) or None,
+            )
+            for record in records
+        ]  # fmt: skip
+        ingested_at = (now - _EPOCH) // dt.timedelta(microseconds=1)
+        # One file a commit: the records are few.
+        return bronze_rows(self._spark.createDataFrame(rows, _RECORD_TYPES), ingested_at, {}).coalesce(1)
+
+
+def positions_behind(records: Sequence[Message]) -> dict[int, int]:
+    """Return the next offset of each partition of ``records``, which are in order."""
+    return {partition: _after(record) for record in records if (partition := record.partition()) is not None}
+
+
+def committed_offsets(consumer: Consumer, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Return the position of the consumer's group in each partition that has one."""
+    asked = [TopicPartition(topic, partition) for partition in partitions]
+    return {
+        found.partition: found.offset
+        for found in consumer.committed(asked, ANSWER_SECONDS)
+        if found.offset != OFFSET_INVALID
+    }
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Read until SIGTERM or SIGINT, or until the end, and report what was read.
+
+    Raises:
+        NotReady: no broker answers, or the topic isn't there.
+        DataRefused: records that come next are gone.
+        JobFailed: Kafka ended the reading, or another process took over.
+    """
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    sink = TableSink(spark, params)
+    with_data = params.delivery == "exactly_once"
+    process, positions = (sink.append_once, sink.positions) if with_data else (sink.append, None)
+    with closing(CheckpointedConsumer(params, params.delivery, process, positions)) as consumer:
+        report = consumer.run(stopped)
+    version = latest_version(spark, params.target) if table_exists(spark, params.target) else None
+    return report | {"target": params.target, "table_version": version}
+
+
+def _after(record: Message) -> int:
+    offset = record.offset()
+    assert offset is not None
+    return offset + 1
+
+
+def _classify(error: BaseException) -> Failure:
+    retriable = isinstance(error, KafkaException) and error.args[0].retriable()
+    return Failure.TRANSIENT if retriable else Failure.UNKNOWN
+
+
+@contextmanager
+def _one_sentence(source: Subscription) -> Iterator[None]:
+    """Say what ended the reading; the position is where the last commit left it."""
+    try:
+        yield
+    except KafkaException as failure:
+        error = failure.args[0]
+        raise JobFailed(
+            f"reading {source.topic} as {source.group} ended ({error.name()}: {error.str()}): run again, it goes on at "
+            "its last commit"
+        ) from None
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
