@@ -253,7 +253,8 @@ class Folder:
         self._file_system.delete(self._path(path), True)
 
     def _pump(self, source: Any, sink: Any) -> tuple[int, int]:
-        count = self._io.copyLarge(source, sink, self._io.byteArray(_BUFFER_BYTES))
+        # The buffer's size, not a buffer: py4j would bring its bytes to Python and send them back.
+        count = self._io.copy(source, sink, _BUFFER_BYTES)
         return int(count), int(source.getChecksum().getValue())
 
     def _path(self, relative: str) -> Any:
