@@ -21,17 +21,22 @@ fields as (
     from current_lines
 ),
 
-newest_first as (
-    select
-        *,
-        row_number() over (
-            partition by extract.id
-            order by load_id desc, extract.updated_at desc nulls last, to_json(extract) desc
-        ) as row_rank
+newest_extract as (
+    select *
     from fields
     where
         extract.id is not null
         and extracted_at = (select max(all_lines.extracted_at) from fields as all_lines)
+),
+
+unique_users as (
+    {{ lakehouse_patterns.windowed_deduplicator(
+        'newest_extract',
+        key='extract.id',
+        order_by=['load_id', 'extract.updated_at'],
+        keep='last',
+        content='to_json(extract)'
+    ) }}
 )
 
 select
@@ -43,6 +48,4 @@ select
     try_to_timestamp(extract.last_connection_datetime) as last_connection_at,
     extract.plan,
     coalesce(try_to_timestamp(extract.updated_at), extracted_at) as updated_at
-from newest_first
-where
-    row_rank = 1
+from unique_users

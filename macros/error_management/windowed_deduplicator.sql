@@ -1,0 +1,201 @@
+{#-
+    Windowed Deduplicator in SQL, over the rows of one relation: the batch is the window. `past` widens it to what an
+    earlier batch wrote.
+
+    `row_number()` over a key alone, or with a constant to order by, keeps an arbitrary row: another one after each
+    retry. Here rows are ordered by `order_by`, and ties by `content`, which ends with the row itself. A row without a
+    value to order by loses against any that has one, whichever end is kept.
+
+    Rows without a key have nothing in common: they end the statement or are left to `windowed_deduplicator_null_keys`,
+    unless that part of the key is declared nullable; NULL then equals NULL.
+-#}
+
+{% macro windowed_deduplicator(
+    relation, key=none, order_by=none, keep='first', nullable_key=none, on_null_key='fail', past=none,
+    content='struct(*)'
+) %}
+    {{ return(adapter.dispatch('windowed_deduplicator', 'lakehouse_patterns')(
+        relation, key, order_by, keep, nullable_key, on_null_key, past, content
+    )) }}
+{% endmacro %}
+
+{% macro default__windowed_deduplicator(relation, key, order_by, keep, nullable_key, on_null_key, past, content) %}
+    {%- if key is none -%}
+        {%- do lakehouse_patterns.require(
+            not (order_by or nullable_key or past),
+            'without a key all columns are compared: order_by, nullable_key and past belong to a key'
+        ) -%}
+select distinct *
+from {{ relation }}
+    {%- else -%}
+        {%- set rules = lakehouse_patterns._deduplicator_rules(
+            relation, key, order_by, keep, nullable_key, on_null_key, content
+        ) -%}
+        {%- do lakehouse_patterns._require_past(past, keep) -%}
+select batch.* except ({{ (rules.names + ['lakehouse_patterns_content', 'lakehouse_patterns_rank']) | join(', ') }})
+from (
+    {{ lakehouse_patterns._ranked_copies(rules) | indent(4) }}
+) as batch
+        {%- if past %}
+            {%- set date = adapter.quote(past.date_column) %}
+left anti join (
+    select
+        {%- for expression in rules.expressions %}
+        {{ expression }} as {{ rules.names[loop.index0] }},
+        {%- endfor %}
+        {{ date }} as lakehouse_patterns_date
+    from {{ past.relation }}
+    where {{ date }} >= (select date_sub(min({{ date }}), {{ past.days }}) from {{ relation }})
+) as past
+    on {% for name in rules.names -%}
+        batch.{{ name }} {{ '<=>' if rules.expressions[loop.index0] in rules.nullable else '=' }} past.{{ name }}
+    and {% endfor -%}
+    past.lakehouse_patterns_date < batch.{{ date }}
+    and past.lakehouse_patterns_date >= date_sub(batch.{{ date }}, {{ past.days }})
+        {%- endif %}
+where batch.lakehouse_patterns_rank = 1
+    {%- endif -%}
+{%- endmacro %}
+
+{% macro windowed_deduplicator_flags(
+    relation, key, order_by, keep='first', nullable_key=none, on_null_key='fail', content='struct(*)'
+) %}
+    {{ return(adapter.dispatch('windowed_deduplicator_flags', 'lakehouse_patterns')(
+        relation, key, order_by, keep, nullable_key, on_null_key, content
+    )) }}
+{% endmacro %}
+
+{% macro default__windowed_deduplicator_flags(relation, key, order_by, keep, nullable_key, on_null_key, content) %}
+    {%- set rules = lakehouse_patterns._deduplicator_rules(
+        relation, key, order_by, keep, nullable_key, on_null_key, content
+    ) -%}
+select
+    * except ({{ (rules.names + ['lakehouse_patterns_content', 'lakehouse_patterns_rank']) | join(', ') }}),
+    case
+        when lakehouse_patterns_rank = 1 then cast(null as string)
+        when row_number() over (
+            partition by {{ rules.names | join(', ') }}, lakehouse_patterns_content
+            order by lakehouse_patterns_rank
+        ) > 1 then 'exact'
+        else 'same_key'
+    end as duplicate_as
+from (
+    {{ lakehouse_patterns._ranked_copies(rules) | indent(4) }}
+)
+{%- endmacro %}
+
+{% macro windowed_deduplicator_null_keys(relation, key, nullable_key=none) %}
+    {{ return(adapter.dispatch('windowed_deduplicator_null_keys', 'lakehouse_patterns')(relation, key, nullable_key)) }}
+{% endmacro %}
+
+{% macro default__windowed_deduplicator_null_keys(relation, key, nullable_key) %}
+    {%- set required = lakehouse_patterns._required_key(key, nullable_key) -%}
+select *
+from {{ relation }}
+where {{ lakehouse_patterns._any_is_null(required) }}
+{%- endmacro %}
+
+{% macro _deduplicator_rules(relation, key, order_by, keep, nullable_key, on_null_key, content) %}
+    {%- set order = lakehouse_patterns.as_list(order_by) -%}
+    {%- set required = lakehouse_patterns._required_key(key, nullable_key) -%}
+    {%- do lakehouse_patterns.require_one_of('keep', keep, ['first', 'last']) -%}
+    {%- do lakehouse_patterns.require_one_of('on_null_key', on_null_key, ['fail', 'quarantine']) -%}
+    {%- do lakehouse_patterns.require(
+        order, 'windowed_deduplicator needs order_by, expressions that say which row comes first, got ' ~ order_by
+    ) -%}
+    {%- for expression in order -%}
+        {%- do lakehouse_patterns.require(
+            (expression | string | lower).split()[-1] not in ['asc', 'desc', 'last'],
+            "order_by takes expressions without asc or desc, keep says which end is kept, got '" ~ expression ~ "'"
+        ) -%}
+        {%- do lakehouse_patterns.require(
+            not modules.re.fullmatch('[0-9]+', expression | string),
+            "order_by '" ~ expression ~ "' is a constant and leaves the row that is kept to chance"
+        ) -%}
+    {%- endfor -%}
+    {%- set expressions = lakehouse_patterns.as_list(key) -%}
+    {%- set names = [] -%}
+    {%- for expression in expressions -%}
+        {%- do names.append('lakehouse_patterns_key_' ~ loop.index) -%}
+    {%- endfor -%}
+    {{ return({
+        'relation': relation,
+        'expressions': expressions,
+        'names': names,
+        'nullable': lakehouse_patterns.as_list(nullable_key),
+        'required': required,
+        'order': order,
+        'keep': keep,
+        'on_null_key': on_null_key,
+        'content': content
+    }) }}
+{% endmacro %}
+
+{% macro _required_key(key, nullable_key) %}
+    {#- The expressions of a key that may not be NULL, once the arguments are known to make sense. -#}
+    {%- set expressions = lakehouse_patterns.as_list(key) -%}
+    {%- do lakehouse_patterns.require(expressions, 'a key is an expression or a list of them, got ' ~ key) -%}
+    {%- for expression in lakehouse_patterns.as_list(nullable_key) -%}
+        {%- do lakehouse_patterns.require(
+            expression in expressions,
+            "nullable_key '" ~ expression ~ "' is no part of the key " ~ (expressions | join(', '))
+        ) -%}
+    {%- endfor -%}
+    {{ return(expressions | reject('in', lakehouse_patterns.as_list(nullable_key)) | list) }}
+{% endmacro %}
+
+{% macro _require_past(past, keep) %}
+    {%- if past -%}
+        {%- do lakehouse_patterns.require(past is mapping, 'past is {relation, date_column, days}, got ' ~ past) -%}
+        {%- do lakehouse_patterns.require_known_keys('past', past, ['relation', 'date_column', 'days']) -%}
+        {%- do lakehouse_patterns.require(
+            past.relation and past.date_column and past.days is integer and past.days >= 1,
+            'past needs a relation, a date_column that it has in common with the batch, and days, 1 or more, got ' ~ past
+        ) -%}
+        {%- do lakehouse_patterns.require(
+            keep == 'first', "past goes with keep='first': what is written already is taken back by the merger only"
+        ) -%}
+    {%- endif -%}
+{% endmacro %}
+
+{% macro _any_is_null(expressions) %}
+    {{ return((expressions or ['true']) | join(' is null or ') ~ ' is null') }}
+{% endmacro %}
+
+{% macro _ranked_copies(rules) %}
+    {#- Each row of the relation with its key, its content and its rank among the rows of the key. -#}
+    {%- set direction = {'first': ' asc nulls last', 'last': ' desc nulls last'}[rules.keep] -%}
+select
+    *,
+    row_number() over (
+        partition by {{ rules.names | join(', ') }}
+        order by {{ (rules.order + ['lakehouse_patterns_content']) | join(direction ~ ', ') }}{{ direction }}
+    ) as lakehouse_patterns_rank
+from (
+    select
+        *,
+        {%- for expression in rules.expressions %}
+        {{ lakehouse_patterns._checked_key(rules, expression) }} as {{ rules.names[loop.index0] }},
+        {%- endfor %}
+        {{ rules.content }} as lakehouse_patterns_content
+    from {{ rules.relation }}
+    {%- if rules.on_null_key == 'quarantine' and rules.required %}
+    where not ({{ lakehouse_patterns._any_is_null(rules.required) }})
+    {%- endif %}
+)
+{%- endmacro %}
+
+{% macro _checked_key(rules, expression) %}
+    {#- A part of the key, or the end of the statement: in the key no plan can spare the check. -#}
+    {%- if rules.on_null_key == 'fail' and expression in rules.required -%}
+        case
+            when {{ expression }} is null then raise_error(
+                'lakehouse_patterns: a row has NULL in its key ({{ expression | replace("\\", "") | replace("'", "") }}); '
+                || 'correct the source, or set such rows aside with on_null_key: quarantine'
+            )
+            else {{ expression }}
+        end
+    {%- else -%}
+        {{ expression }}
+    {%- endif -%}
+{%- endmacro %}

@@ -1,0 +1,351 @@
+"""Windowed Deduplicator: a stream keeps the first record of each key, and forgets keys once a window has passed.
+
+Problem: producers retry, so records come twice. A stream is never whole, so its keys must be remembered, and a state
+that only grows ends in a full disk.
+
+Reads a Delta table as a stream and appends to ``--target`` each record whose key is new; the columns are the source's.
+``--form`` says which repeats are found (``--watermark`` W, the latest event time minus W):
+
+* ``within_watermark``: the same key, whatever its event time, for at least W after its first event time;
+* ``key_and_time``: the same key with the very same event time;
+* ``key_and_window``: the same key in the same tumbling ``--window``; repeats on both sides of an edge are kept.
+
+Event time is part of each form: without it Spark never evicts a key.
+
+What the state must not see goes to ``--dead_letter``, in the columns of :mod:`.dead_letter`: ``NULL_EVENT_TIME`` (never
+late and never evicted), ``FUTURE_EVENT_TIME`` (more than ``--max_future`` ahead of the clock: it would make all the
+others late) and ``NULL_KEY`` (records that have nothing in common).
+
+Guarantee: read = unique + duplicates + late + dead, as Spark counts them. State (RocksDB) is committed with the batch,
+so a restart, a kill included, goes on suppressing. Each batch is one Delta commit a table, the dead letters first, with
+the batch's transaction id: a batch that is run again adds nothing twice. Not guaranteed: which of two records with one
+key and different payloads in one batch is kept (the macro of this pattern orders them); a repeat that comes after the
+window; a record behind the watermark, new or not, is dropped and counted as late. A new checkpoint is a new beginning.
+
+Cost: the source is read once for the state and once for dead letters (a typed event-time column lets Delta skip its
+files for the latter); a shuffle by key; each batch is kept until both tables have it.
+
+Submit (available data, then stop)::
+
+    spark-submit python_jobs/error_management/windowed_deduplicator.py \
+        --source lakehouse/bronze/bronze_visits --target lakehouse/silver/silver_visits_unique \
+        --dead_letter lakehouse/silver/silver_visits_undated --checkpoint lakehouse/checkpoints/visits_unique \
+        --key '["get_json_object(payload, \'$.visit_id\')"]' \
+        --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" --watermark "10 minutes"
+
+Source: Data Engineering Design Patterns, chapter 3, Windowed Deduplicator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyspark import StorageLevel
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import TimestampType
+
+from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    nullable,
+    parse_duration,
+    start_stream,
+    table_id,
+)
+from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, dead_letters
+from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.intervals import parse_time
+from python_jobs.job import JobFailed, NotReady, WrongUse, run_job, utc_now
+from python_jobs.session import settings
+from python_jobs.stream_progress import ProgressTotals, listening
+from python_jobs.tables import latest_version, read_table, table_exists
+
+NULL_EVENT_TIME = "NULL_EVENT_TIME"
+FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
+NULL_KEY = "NULL_KEY"
+
+_TIME, _WINDOW, _KEY = "__event_time", "__window", "__key_"
+# On the heap (Spark's default) the state of millions of keys is a matter of garbage collection. The changelog spares
+# the upload of whole files with each batch.
+STATE_STORE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+# What ends a query for a matter of its state, by a sign in Spark's text.
+STATE_FAILURES = {
+    "STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY": "is gone",
+    "CANNOT_LOAD_STATE_STORE": "is damaged",
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": "is that of another query",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": "is that of another query",
+}
+
+Form = Literal["within_watermark", "key_and_time", "key_and_window"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Append the first record of each key to a Delta table; remember keys for as long as the watermark says."""
+
+    source: str
+    """Delta table (name or path) that only grows."""
+    target: str
+    """Delta table (name or path) for the unique records; created when absent."""
+    dead_letter: str
+    """Delta table (name or path) for records without a usable key or event time; created when absent."""
+    checkpoint: str
+    """Folder of the stream's progress and state: one for each source and target, kept as long as they are."""
+    key: list[str]
+    """SQL expressions over the source's columns that make a record unique."""
+    event_time: str
+    """SQL expression of the event's timestamp, such as "try_to_timestamp(event_time)"; NULL where it can't be read."""
+    form: Form = "within_watermark"
+    """Which repeats are dropped."""
+    watermark: str = "10 minutes"
+    """How far event time may lie behind the latest; how long a key is remembered."""
+    window: str | None = None
+    """Length of the tumbling windows of the form key_and_window."""
+    nullable_key: list[str] = field(default_factory=list)
+    """Expressions of the key in which NULL is a value like any other."""
+    max_future: str = "1 hour"
+    """How far event time may lie ahead of the clock."""
+    partition_by: list[str] = field(default_factory=list)
+    """Partition columns of the target."""
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+    job_name: str = "windowed_deduplicator"
+    """Name of the job in the dead letters."""
+    job_version: str = "1"
+    """Version of the expressions in the dead letters."""
+    now: str | None = None
+    """The clock (ISO 8601) for max_future and the dead letters; by default each batch's own time."""
+
+    def __post_init__(self) -> None:
+        if len({self.source, self.target, self.dead_letter}) < 3:
+            raise WrongUse("source, target and dead_letter must be three tables")
+        if not self.key:
+            raise WrongUse("key is empty; name at least one expression that makes a record unique")
+        unknown = [part for part in self.nullable_key if part not in self.key]
+        if unknown:
+            raise WrongUse(f"nullable_key names no part of the key: {', '.join(unknown)}")
+        if (self.form == "key_and_window") != (self.window is not None):
+            raise WrongUse(f"form is {self.form}; a window belongs to key_and_window, and to no other form")
+        for duration in (self.watermark, self.window, self.max_future, self.trigger):
+            if duration is not None:
+                parse_duration(duration)
+        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
+            raise WrongUse(f"max_files_per_trigger is {self.max_files_per_trigger}; it must be at least 1")
+        if self.now is not None:
+            parse_time(self.now)
+
+
+def judged(records: DataFrame, params: Parameters) -> DataFrame:
+    """Return each record with its key and event time, and with the error of one that has no usable ones.
+
+    Raises:
+        WrongUse: an expression can't be resolved, or the event time is no timestamp.
+    """
+    # In a stream this is the time of the batch: it stays the same when the batch is run again.
+    now = F.current_timestamp() if params.now is None else F.lit(parse_time(params.now))
+    parts = [f"{_KEY}{position}" for position in range(len(params.key))]
+    try:
+        rows = records.select(
+            "*",
+            F.expr(params.event_time).alias(_TIME),
+            *(F.expr(expression).alias(part) for expression, part in zip(params.key, parts, strict=True)),
+        )
+        kind = rows.schema[_TIME].dataType
+    except AnalysisException as error:
+        raise WrongUse(f"key or event_time can't be resolved: {str(error).splitlines()[0]}") from None
+    if not isinstance(kind, TimestampType):
+        raise WrongUse(f"event_time '{params.event_time}' is a {kind.simpleString()}; it must be a timestamp")
+
+    time = F.col(_TIME)
+    errors = [
+        (time.isNull(), NULL_EVENT_TIME, F.lit(f"the event time is NULL: {params.event_time}")),
+        (
+            time > now + F.expr(f"interval {params.max_future}"),
+            FUTURE_EVENT_TIME,
+            F.concat(
+                F.lit(f"the event time lies more than {params.max_future} ahead: "), time.cast("string")
+            ),
+        ),
+    ]
+    for part, expression in zip(parts, params.key, strict=True):
+        if expression not in params.nullable_key:
+            errors.append((F.col(part).isNull(), NULL_KEY, F.lit(f"a part of the key is NULL: {expression}")))
+    error_class = error_message = F.lit(None).cast("string")
+    for condition, name, message in reversed(errors):
+        error_class = F.when(condition, F.lit(name)).otherwise(error_class)
+        error_message = F.when(condition, message).otherwise(error_message)
+    return rows.select("*", error_class.alias(ERROR_CLASS), error_message.alias(ERROR_MESSAGE))
+
+
+def deduplicated(records: DataFrame, params: Parameters) -> DataFrame:
+    """Return the stream's unique records, and its unusable ones with their error.
+
+    Columns: those of the records, ``error_class`` and ``error_message`` (NULL for a unique record). What came in is
+    counted as the metric ``records`` of the observations ``usable`` and ``dead``.
+    """
+    counted = F.count(F.lit(1)).alias("records")
+    columns = [F.col(f"`{name}`") for name in (*records.columns, ERROR_CLASS, ERROR_MESSAGE)]
+    rows = judged(records, params)
+    dead = rows.where(F.col(ERROR_CLASS).isNotNull()).observe("dead", counted)
+    usable = rows.where(F.col(ERROR_CLASS).isNull()).observe("usable", counted)
+
+    usable = usable.withWatermark(_TIME, params.watermark)
+    key = [f"{_KEY}{position}" for position in range(len(params.key))]
+    if params.form == "within_watermark":
+        unique = usable.dropDuplicatesWithinWatermark(key)
+    elif params.form == "key_and_time":
+        unique = usable.dropDuplicates([*key, _TIME])
+    else:
+        # Spark refuses row_number over a stream; a window of its own kind carries the watermark, and is evicted by it.
+        windows = usable.withColumn(_WINDOW, F.window(_TIME, str(params.window)))
+        unique = windows.dropDuplicates([*key, _WINDOW])
+    return unique.select(*columns).unionByName(dead.select(*columns))
+
+
+class UniqueWriter(BatchFunction):
+    """The ``foreachBatch`` function of the job: dead letters first, then the unique records."""
+
+    def __init__(self, params: Parameters, writer_id: str) -> None:
+        self.params = params
+        self.writer_id = writer_id
+        self.unique = self.dead = 0
+        self.error_classes: Counter[str] = Counter()
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Write what the state let through, and what never reached it."""
+        # Counted even where there is nothing to write, and kept: the state's changes are made as the rows are read,
+        # and Delta skips the write of a batch that it has already.
+        kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            counts = {row[ERROR_CLASS]: row["count"] for row in kept.groupBy(ERROR_CLASS).count().collect()}
+            self._publish(kept, batch_id, unique=counts.pop(None, 0), errors=counts)
+        finally:
+            kept.unpersist()
+
+    def _publish(self, kept: DataFrame, batch_id: int, unique: int, errors: dict[str, int]) -> None:
+        params, dead = self.params, sum(errors.values())
+        account = {"batch_id": batch_id, "unique": unique, "dead": dead, "error_classes": errors}
+        options = {
+            "txnAppId": self.writer_id,
+            "txnVersion": str(batch_id),
+            "userMetadata": json.dumps(account),
+        }
+        record = [name for name in kept.columns if name not in (ERROR_CLASS, ERROR_MESSAGE)]
+        if dead:
+            now = params.now or utc_now().isoformat()
+            rows = dead_letters(kept, record, batch_id, params.job_name, params.job_version, now)
+            append(rows.coalesce(1), params.dead_letter, options)
+        if unique:
+            rows = kept.where(F.col(ERROR_CLASS).isNull()).select(*(F.col(f"`{name}`") for name in record))
+            append(rows, params.target, options)
+        self.unique += unique
+        self.dead += dead
+        self.error_classes.update(errors)
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, UniqueWriter]:
+    """Create or check the tables, claim the checkpoint and start the query.
+
+    Raises:
+        NotReady: the source doesn't exist.
+        WrongUse: an expression makes no sense, a table has another schema, or the checkpoint belongs to another query.
+    """
+    if not table_exists(spark, params.source):
+        raise NotReady(f"there is no Delta table '{params.source}' to read from")
+    empty = read_table(spark, params.source).limit(0)
+    clash = [name for name in empty.columns if name in DEAD_LETTER_COLUMNS]
+    if clash:
+        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
+    missing = [name for name in params.partition_by if name not in empty.columns]
+    if missing:
+        raise WrongUse(f"partition_by names no column of the source: {', '.join(missing)}")
+    judged_schema = judged(empty, params)
+    dead = dead_letters(judged_schema, empty.columns, 0, params.job_name, params.job_version, "1970-01-01")
+    create_table(spark, params.dead_letter, nullable(dead.schema))
+    create_table(spark, params.target, nullable(empty.schema), params.partition_by)
+
+    tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
+    contract = {"job": "windowed_deduplicator"} | {
+        role: table_id(spark, table) for role, table in tables.items()
+    }
+    # Spark compares the types of the state's columns and not what they mean.
+    contract |= {"key": json.dumps(params.key), "event_time": params.event_time}
+    contract |= {"form": " ".join(filter(None, (params.form, params.window)))}
+    writer = UniqueWriter(params, claim(spark, params.checkpoint, contract))
+    with settings(spark, STATE_STORE):
+        query = start_stream(
+            spark,
+            params.source,
+            writer,
+            params.checkpoint,
+            params.trigger,
+            params.max_files_per_trigger,
+            transform=lambda records: deduplicated(records, params),
+        )
+    return query, writer
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report what became of the records, and the state.
+
+    Raises:
+        JobFailed: Spark ended the query for a reason a person can mend.
+    """
+    with listening(spark) as listener:
+        query, writer = start(spark, params)
+        try:
+            await_end(query, writer, params.source)
+        except StreamingQueryException as error:
+            for sign, sentence in STATE_FAILURES.items():
+                if sign in str(error):
+                    raise JobFailed(
+                        f"the state in the checkpoint '{params.checkpoint}' {sentence}: restore the checkpoint, or "
+                        "start again with a new one and a new target"
+                    ) from None
+            raise
+        return _report(spark, params, writer, listener.totals(query))
+
+
+def _report(
+    spark: SparkSession, params: Parameters, writer: UniqueWriter, totals: ProgressTotals
+) -> dict[str, Any]:
+    last = totals.batches[-1] if totals.batches else None  # None when nothing new came
+    return {
+        "read": totals.observed("usable", "records") + totals.observed("dead", "records"),
+        "unique": writer.unique,
+        "duplicates": totals.duplicate_rows,
+        "late": totals.late_rows,
+        "dead": writer.dead,
+        "error_classes": dict(sorted(writer.error_classes.items())),
+        "state": None
+        if last is None
+        else {
+            "rows": last.state_rows,
+            "peak_rows": totals.peak_state_rows,
+            "bytes": last.state_bytes,
+            "watermark": last.watermark,
+        },
+        "batches": [batch.as_dict() for batch in totals.batches],
+        "target": {"table": params.target, "version": latest_version(spark, params.target)},
+        "dead_letter": {"table": params.dead_letter, "version": latest_version(spark, params.dead_letter)},
+    }
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
