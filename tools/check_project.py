@@ -4,6 +4,7 @@ Names (dbt's manifest): identifiers are unique and carry their layer, `location_
 dbt-spark's temporary views carry only the alias, so two models with one alias would exchange rows.
 SQL text: conversions that raise under ANSI and give NULL without it are `try_` ones (dbt-spark turns ANSI
 off, Spark 4 jobs have it on); public macros dispatch.
+Records: no reader drops what it can't parse; such records go to a dead-letter table.
 Files: nothing of one machine, no registry address, no jar, nothing above 1 MB.
 
     python -m tools.check_project
@@ -68,6 +69,9 @@ def main() -> int:
             *misnamed_relations(relations_of(parse(ROOT))),
             *unsafe_conversions(sql),
             *macros_without_dispatch(ROOT / "macros"),
+            *silent_drops(
+                [*sql, *(p for f in ("python_jobs", "services") for p in (ROOT / f).rglob("*.py"))]
+            ),
             *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
         ]
     )
@@ -166,6 +170,14 @@ def macros_without_dispatch(macros: Path) -> Iterator[str]:
             yield f"{where}: '{block.name}' has no default__{block.name}"
         elif declared[f"default__{block.name}"].arguments != block.arguments:
             yield f"{where}: '{block.name}' and default__{block.name} take different arguments"
+
+
+def silent_drops(files: Iterable[Path]) -> Iterator[str]:
+    """Yield a line for each reader that drops malformed records, which nobody would miss."""
+    for path in sorted(files):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search("dropmalformed", line, re.I):
+                yield f"{path}:{number}: DROPMALFORMED loses records without a trace, use a dead-letter table"
 
 
 def committed_files(repository: Path) -> list[Path]:

@@ -176,8 +176,8 @@ class Checkpoint:
 
     offsets: Offsets | None
     """Of the newest batch; None before the first one."""
-    committed: int | None
-    """The newest batch that is done; the one in ``offsets`` comes again if it is higher."""
+    done: Offsets | None
+    """Of the newest batch that has its commit mark; if ``offsets`` is of a later one, that one comes again."""
     operators: tuple[StateOperator, ...]
 
 
@@ -188,11 +188,15 @@ def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
         DataRefused: the newest offsets file can't be read.
     """
     folder = _Folder(spark, checkpoint)
-    batches = folder.numbers("offsets")
-    offsets = parse_offsets(batches[-1], folder.read(f"offsets/{batches[-1]}").decode()) if batches else None
+
+    def offsets(batches: Sequence[int]) -> Offsets | None:
+        if not batches:
+            return None
+        return parse_offsets(batches[-1], folder.read(f"offsets/{batches[-1]}").decode())
+
+    begun, committed = folder.numbers("offsets"), folder.numbers("commits")
     operators = (_operator(folder, number) for number in folder.numbers("state"))
-    commits = folder.numbers("commits")
-    return Checkpoint(offsets, commits[-1] if commits else None, tuple(operators))
+    return Checkpoint(offsets(begun), offsets(committed), tuple(operators))
 
 
 def _operator(folder: _Folder, number: int) -> StateOperator:
@@ -333,7 +337,7 @@ def changes(checkpoint: Checkpoint, plan: Plan) -> list[Change]:
         compare("Kafka topics", sorted(checkpoint.offsets.topics()), sorted(plan.topics))
     else:
         compare("number of sources", len(sources), len(plan.sources))
-    if checkpoint.committed is not None:  # state is written by then
+    if checkpoint.done is not None:  # state is written by then
         held, planned = list(checkpoint.operators), list(plan.operators)
         compare("stateful operators", _kinds(held), _kinds(planned))
         if _kinds(held) == _kinds(planned):

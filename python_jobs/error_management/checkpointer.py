@@ -36,6 +36,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -58,6 +60,7 @@ from python_jobs.kafka_topics import (
     client_settings,
     offset_ranges,
     refuse_secrets,
+    source_failure,
     topic_partitions,
 )
 from python_jobs.tables import delta_table, latest_version, read_table, table_exists
@@ -143,15 +146,20 @@ def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
 class Merger(BatchFunction):
     """The ``foreachBatch`` function of the job: each changed window's count replaces the one before."""
 
-    def __init__(self, spark: SparkSession, target: str) -> None:
-        self._target: DeltaTable = delta_table(spark, target)
+    def __init__(self, spark: SparkSession, params: Parameters) -> None:
+        self._target: DeltaTable = delta_table(spark, params.target)
+        self._source = params.source
         self.batches: list[int] = []
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Merge one batch's counts."""
         counts = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
         merge = self._target.alias("t").merge(counts.alias("s"), "t.window_start = s.window_start")
-        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        try:
+            merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        except (PySparkException, Py4JJavaError) as failure:
+            # The records are read as they are merged, so this is where the source's failures show.
+            raise source_failure(failure, self._source) or failure from None
         self.batches.append(batch_id)
 
 
@@ -185,7 +193,7 @@ def check(spark: SparkSession, params: Parameters) -> list[Change]:
 
 
 def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Return the newest batch and how far each partition is behind, from the newest offsets file.
+    """Return the newest batch and how far each partition is behind: from what is done to the topic's end.
 
     Raises:
         NotReady: the query hasn't begun, or no broker answers.
@@ -194,10 +202,11 @@ def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     if checkpoint.offsets is None:
         raise NotReady(f"no batch has begun under the checkpoint '{params.checkpoint}'")
     settings = client_settings(params.bootstrap_servers, params.consumer)
-    found = lags(checkpoint.offsets.topics(), offset_ranges(spark, params.topic, settings))
+    done = checkpoint.done
+    found = lags(done.topics() if done else {}, offset_ranges(spark, params.topic, settings))
     return {
         "batch_id": checkpoint.offsets.batch_id,
-        "committed": checkpoint.committed,
+        "committed": done.batch_id if done else None,
         "watermark": checkpoint.offsets.watermark,
         "written_at": checkpoint.offsets.written_at,
         "lag": sum(partition.lag for partition in found),
@@ -222,7 +231,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merg
             "topic still has would be counted anew over them; allow that with --start_over true"
         )
     _claim(spark, params)
-    merger = Merger(spark, params.target)
+    merger = Merger(spark, params)
     # What the function raises reaches the caller through await_end; py4j would print its trace as well.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     counts = windowed_counts(read_topic(spark, params), params)

@@ -172,10 +172,12 @@ def _note(spark: SparkSession, table: str, passed: list[tuple[Any, ...]]) -> boo
     """Note alerts; return whether one of them is new."""
     rows = spark.createDataFrame(passed, _ALERTS)
     create_table(spark, table, rows.schema)
+    before = latest_version(spark, table)
     same = "t.dead_letter = s.dead_letter and t.day = s.day and t.limit = s.limit"
     merge = delta_table(spark, table).alias("t").merge(rows.alias("s"), same)
     merge.whenNotMatchedInsertAll().execute()
-    return commit_metrics(spark, table)["numTargetRowsInserted"] > 0
+    # Delta makes no commit of a merge that changes nothing.
+    return latest_version(spark, table) > before and commit_metrics(spark, table)["numTargetRowsInserted"] > 0
 
 
 def _discard(spark: SparkSession, params: Parameters, now: dt.datetime) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from tools.check_project import (
     foreign_files,
     macros_without_dispatch,
     misnamed_relations,
+    silent_drops,
     unsafe_conversions,
 )
 
@@ -128,6 +129,21 @@ def test_a_macro_that_does_not_dispatch_is_found(
     (tmp_path / "m.sql").write_text(DISPATCHING.replace(text, instead))
     found = list(macros_without_dispatch(tmp_path))
     assert (found == []) if finding is None else (finding in found[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('spark.read.option("mode", "DROPMALFORMED").json(path)', 1),
+        ("select from_json(payload, 'a int', map('mode', 'dropMalformed'))", 1),
+        ('spark.read.option("mode", "PERMISSIVE").json(path)', 0),
+    ],
+)
+def test_a_reader_that_drops_malformed_records_is_found(tmp_path: Path, line: str, found: int) -> None:
+    (tmp_path / "job.py").write_text(f"one\n{line}\n")
+    lines = list(silent_drops([tmp_path / "job.py"]))
+    assert len(lines) == found
+    assert all(text.startswith(f"{tmp_path / 'job.py'}:2: DROPMALFORMED") for text in lines)
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,10 @@ def test_a_checkpoint_beside_the_tables_is_accepted(checkpoint: str, monkeypatch
 
 # --- before an upgrade ------------------------------------------------------------------------------------
 
+OFFSETS = parse_offsets(3, OFFSETS_18.replace('\n-\n{"logOffset":3}', ""))
 HELD = Checkpoint(
-    parse_offsets(3, OFFSETS_18.replace('\n-\n{"logOffset":3}', "")),
-    3,
+    OFFSETS,
+    OFFSETS,
     (StateOperator("stateStoreSave", ("struct<start:timestamp,end:timestamp>", "string")),),
 )
 SAME = Plan(
@@ -189,7 +190,7 @@ def test_a_real_checkpoint_is_compared_with_real_queries(
     window = "struct<start:timestamp,end:timestamp>"
     assert held.operators == (StateOperator("stateStoreSave", (window, "string")),)
     assert held.offsets is not None
-    assert held.committed == held.offsets.batch_id
+    assert held.done == held.offsets
     assert changes(held, plan_of(query())) == []
     page: dict[str, Any] = {}
     exec(snippet(PAGE, f"{HERE}::test_a_real_checkpoint_is_compared_with_real_queries"), page)

@@ -18,7 +18,7 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.delta_streams import append
+from python_jobs.delta_streams import BatchFunction, append, await_end, start_stream
 from python_jobs.error_management import dead_letter as job
 from python_jobs.error_management import dead_letter_replay
 from python_jobs.error_management.dead_letter import BatchAccount, Parameters
@@ -141,6 +141,31 @@ def test_continuous_query_outlives_bad_records(stream: Stream) -> None:
         assert_rows(stream.table("dead"), [(NOT_JSON,)], columns=["payload"])
     finally:
         query.stop()
+
+
+class FailFast(BatchFunction):
+    """What a job without a dead-letter table does: it raises at the first record that it can't read."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.batches: list[int] = []
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        self.batches.append(batch_id)
+        strict = F.from_json("payload", VISIT_SCHEMA, {"mode": "FAILFAST"})
+        append(rows.select(strict.alias("visit")), self.target, {})
+
+
+def test_a_job_without_dead_letters_stays_at_the_record_that_this_one_passes(stream: Stream) -> None:
+    stream.append(VALID, NOT_JSON)
+    for _ in range(2):
+        function = FailFast(stream.path("plain"))
+        query = start_stream(stream.spark, stream.path("bronze"), function, stream.path("plain_checkpoint"))
+        with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING"):
+            await_end(query, function, stream.path("bronze"))
+        assert function.batches == [0], "the same batch, for ever"
+    assert (stream.run()["valid"], stream.run()["read"]) == (1, 0)
+    assert_rows(stream.table("dead"), [(NOT_JSON, 1)], columns=["payload", "offset"])
 
 
 def test_each_batch_accounts_for_its_records_and_idle_runs_add_nothing(stream: Stream) -> None:

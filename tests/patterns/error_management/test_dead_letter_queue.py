@@ -58,13 +58,19 @@ class Queue:
         return self.spark.read.format("delta").load(self.path)
 
 
+@pytest.fixture(scope="module")
+def counted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Queue:
+    """Return a queue that tests only count."""
+    return Queue(spark, tmp_path_factory.mktemp("queue"))
+
+
 @pytest.fixture
 def queue(spark: SparkSession, tmp_path: Path) -> Queue:
     return Queue(spark, tmp_path)
 
 
-def test_the_report_counts_depth_age_and_rate_by_reason(queue: Queue) -> None:
-    report = queue.run()
+def test_the_report_counts_depth_age_and_rate_by_reason(counted: Queue) -> None:
+    report = counted.run()
     assert (report["open"], report["age_hours"], report["per_day"]) == (3, 72.0, 2)
     assert report["statuses"] == {"parked": 1, "pending": 2, "replayed": 2}
     assert report["alerts"] == []
@@ -91,13 +97,13 @@ def test_the_report_counts_depth_age_and_rate_by_reason(queue: Queue) -> None:
     ],
 )
 def test_a_limit_that_is_passed_is_an_alert(
-    queue: Queue, limits: dict[str, float], alert: str | None
+    counted: Queue, limits: dict[str, float], alert: str | None
 ) -> None:
     if alert is None:
-        assert queue.run(**limits)["alerts"] == []
+        assert counted.run(**limits)["alerts"] == []
     else:
         with pytest.raises(DataRefused, match=f"alert: dead letters of .*: {alert}"):
-            queue.run(**limits)
+            counted.run(**limits)
 
 
 def test_a_day_s_alert_fails_the_job_once(queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +139,7 @@ def test_letters_are_given_up_with_a_reason_and_once(queue: Queue) -> None:
     assert queue.run()["statuses"] == {"discarded": 3, "replayed": 2}
 
 
-def test_wrong_use_gives_one_sentence(queue: Queue) -> None:
+def test_wrong_use_gives_one_sentence(counted: Queue) -> None:
     for changes, sentence in [
         ({"action": "discard", "where": "true"}, "action discard needs a reason"),
         ({"action": "discard", "reason": "x"}, "action discard needs where or older_than"),
@@ -141,16 +147,16 @@ def test_wrong_use_gives_one_sentence(queue: Queue) -> None:
         ({"older_than": "long"}, "'long' is no duration"),
     ]:
         with pytest.raises(WrongUse, match=sentence):
-            queue.run(**changes)
+            counted.run(**changes)
     with pytest.raises(NotReady, match="there is no Delta table"):
-        queue.run(dead_letter=str(queue.folder / "nowhere"))
+        counted.run(dead_letter=str(counted.folder / "nowhere"))
 
 
-def test_sql_counts_as_the_job_does(queue: Queue, render: MacroRenderer, ansi_modes: str) -> None:
-    queue.rows().createOrReplaceTempView("letters")
+def test_sql_counts_as_the_job_does(counted: Queue, render: MacroRenderer, ansi_modes: str) -> None:
+    counted.rows().createOrReplaceTempView("letters")
     now = "2024-03-10 12:00:00"
     assert_rows(
-        queue.spark.sql(render("dead_letter_statistics", dead_letter="letters", days=7, now=now)).select(
+        counted.spark.sql(render("dead_letter_statistics", dead_letter="letters", days=7, now=now)).select(
             "day", "error_class", "letters", "open_letters", "mean_attempts"
         ),
         [
@@ -161,14 +167,16 @@ def test_sql_counts_as_the_job_does(queue: Queue, render: MacroRenderer, ansi_mo
     )
 
     def failures(**limits: float) -> DataFrame:
-        return queue.spark.sql(render("dead_letter_queue_failures", dead_letter="letters", now=now, **limits))
+        return counted.spark.sql(
+            render("dead_letter_queue_failures", dead_letter="letters", now=now, **limits)
+        )
 
     assert_rows(failures(max_open=3, max_age_hours=72, max_per_day=2), [])
     assert_rows(
         failures(max_open=2, max_age_hours=71, max_per_day=1),
         [("max_open", 3.0, 2.0), ("max_age_hours", 72.0, 71.0), ("max_per_day", 2.0, 1.0)],
     )
-    queue.rows().limit(0).createOrReplaceTempView("letters")
+    counted.rows().limit(0).createOrReplaceTempView("letters")
     assert_rows(failures(max_open=0, max_age_hours=0, max_per_day=0), [])
 
 
@@ -181,17 +189,17 @@ def test_sql_refuses_wrong_arguments(render: MacroRenderer) -> None:
         render("dead_letter_statistics", dead_letter="letters", days=0)
 
 
-def test_snippets_of_the_page(queue: Queue, make_project: Callable[..., DbtProject], tmp_path: Path) -> None:
+def test_snippets_of_the_page(counted: Queue, make_project: Callable[..., DbtProject]) -> None:
     model, properties = snippets(PAGE, f"{HERE}::test_snippets_of_the_page")
     project = make_project({"models/dead_letters_by_day.sql": model, "models/properties.yml": properties})
-    project.source("visits_dead_letter", queue.rows())
+    project.source("visits_dead_letter", counted.rows())
     project.run("run")
     assert project.table("dead_letters_by_day").count() == 0, "all of them are older than thirty days"
     assert re.search("dead_letters_in_time: fail", project.fails("test"))
 
 
-def test_command_of_the_page(queue: Queue) -> None:
+def test_command_of_the_page(counted: Queue) -> None:
     words = snippet(PAGE, f"{HERE}::test_command_of_the_page").replace("\\\n", " ").split()
     with pytest.raises(SystemExit) as end:
-        run_job(Parameters, job.run, ["--dead_letter", queue.path, "--now", NOW, *words[4:6], *words[8:]])
+        run_job(Parameters, job.run, ["--dead_letter", counted.path, "--now", NOW, *words[4:6], *words[8:]])
     assert end.value.code == 0
