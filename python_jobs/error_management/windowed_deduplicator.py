@@ -43,8 +43,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -311,7 +312,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         query, writer = start(spark, params)
         try:
             await_end(query, writer, params.source)
-        except StreamingQueryException as error:
+        except (PySparkException, Py4JJavaError) as error:
             for sign, sentence in STATE_FAILURES.items():
                 if sign in str(error):
                     raise JobFailed(
