@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.error_management import late_data_detector as job
@@ -15,9 +18,11 @@ from python_jobs.error_management import windowed_counter
 from python_jobs.error_management.late_data_detector import Parameters
 from python_jobs.error_management.watermarks import Policy, State, advance, is_late
 from python_jobs.job import DataRefused, NotReady, WrongUse, parse_parameters
+from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
+from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
-from tests.support.snippets import snippet
+from tests.support.snippets import snippet, snippets
 
 PAGE = "docs/error_management.md"
 HERE = "tests/patterns/error_management/test_late_data_detector.py"
@@ -162,15 +167,16 @@ class TestSplit:
         )
         stream.append((9, None), (10, "nope"), (11, "10h15"), (12, "2031-01-01T00:00:00Z"))
         stream.append((13, "09:37"), (14, "09:36:59.999999"))
+        stream.append((17, "08:00"), (18, "07:00"))
         return stream, stream.run(max_files_per_trigger=1)
 
     def test_on_time_and_late_are_disjoint_and_together_all_that_can_be_judged(self, ran: Any) -> None:
         stream, report = ran
-        assert_rows(stream.table("late"), [(4,), (5,), (14,)], ["visit_id"])
+        assert_rows(stream.table("late"), [(4,), (5,), (14,), (17,), (18,)], ["visit_id"])
         assert_rows(stream.table("on_time"), [(1,), (2,), (3,), (6,), (7,), (8,), (13,)], ["visit_id"])
         assert_rows(stream.table("dead_letter"), [(9,), (10,), (11,), (12,)], ["visit_id"])
-        assert (report["read"], report["on_time"], report["late"], report["dead"]) == (14, 7, 3, 4)
-        assert report["late_share"] == 0.214286
+        assert (report["read"], report["on_time"], report["late"], report["dead"]) == (16, 7, 5, 4)
+        assert report["late_share"] == 0.3125
 
     def test_a_late_row_says_by_which_watermark_and_how_late_it_came(self, ran: Any) -> None:
         stream, _ = ran
@@ -219,7 +225,7 @@ class TestSplit:
             ["visit_id", "error_class", "error_message"],
         )
 
-    def test_the_watermark_of_each_batch_is_kept_and_no_future_time_moves_it(self, ran: Any) -> None:
+    def test_the_watermark_of_each_batch_is_kept_and_no_future_or_late_time_moves_it(self, ran: Any) -> None:
         stream, report = ran
         assert_rows(
             stream.table("watermarks"),
@@ -228,15 +234,11 @@ class TestSplit:
                 (1, at("09:36"), at("09:37"), 5, 3, 2, 0),
                 (2, at("09:37"), at("09:37"), 4, 0, 0, 4),
                 (3, at("09:37"), at("09:37"), 2, 1, 1, 0),
+                (4, at("09:37"), at("09:37"), 2, 0, 2, 0),
             ],
             ["batch_id", "input_watermark", "watermark", "read", "on_time", "late", "dead"],
         )
-        assert [batch["watermark"][11:16] for batch in report["batches"]] == [
-            "09:36",
-            "09:37",
-            "09:37",
-            "09:37",
-        ]
+        assert [batch["watermark"][11:16] for batch in report["batches"]] == ["09:36", *["09:37"] * 4]
 
     def test_a_time_of_day_alone_is_no_event_time(self, spark: SparkSession) -> None:
         rows = spark.createDataFrame(
@@ -260,26 +262,16 @@ class TestSplit:
         assert (report["late"], report["on_time"]) == (1, 1)
 
 
-@pytest.mark.parametrize(("within", "late"), [("min", []), ("max", [3])])
-def test_the_partitions_of_the_source_decide_together(stream: Stream, within: str, late: list[int]) -> None:
+def test_the_fastest_partition_of_the_source_decides_if_asked_to(stream: Stream) -> None:
     stream.append((1, "10:40", "visits", 0), (2, "10:00", "visits", 1))
-    stream.append((3, "10:15", "visits", 1))
-    stream.run(within=within, allowed_lateness="10 minutes", max_files_per_trigger=1)
-    assert_rows(stream.table("late"), [(visit,) for visit in late], ["visit_id"])
+    stream.append((3, "10:15", "visits", 1), (4, "10:31", "visits", 1))
+    stream.run(within="max", allowed_lateness="10 minutes", max_files_per_trigger=1)
+    assert_rows(stream.table("late"), [(3, at("10:30"))], ["visit_id", "watermark"])
     partitions = stream.table("watermarks").where("batch_id = 1").selectExpr("inline(partitions)")
     assert_rows(
         partitions,
-        [("visits", "0", at("10:40"), at("12:00")), ("visits", "1", at("10:15"), at("12:00"))],
+        [("visits", "0", at("10:40"), at("12:00")), ("visits", "1", at("10:31"), at("12:00"))],
     )
-
-
-def test_all_records_late_leave_the_watermark_where_it_is(stream: Stream) -> None:
-    stream.append((1, "10:00"))
-    stream.run()
-    stream.append((2, "08:00"), (3, "07:00"))
-    report = stream.run()
-    assert (report["late"], report["late_share"]) == (2, 1.0)
-    assert report["batches"][0]["watermark"] == "2024-01-01T09:30:00+00:00"
 
 
 def test_a_batch_that_fails_between_its_tables_is_judged_again_as_before(
@@ -477,3 +469,105 @@ def test_the_counter_s_wrong_use_gives_one_sentence(spark: SparkSession, tmp_pat
     ):
         with pytest.raises(WrongUse, match=sentence):
             windows.run(**changes)
+
+
+DELAYS = [
+    ("/a", "10:00", "10:00"),  # no delay
+    ("/a", "10:00", "10:05"),  # on the bound of 5 minutes
+    ("/a", "10:00", "10:05:01"),
+    ("/b", "10:00", "09:59"),  # a clock that is fast
+    ("/b", "10:00", "11:00:01"),
+    ("/b", None, "10:00"),
+]
+
+
+@pytest.fixture
+def arrivals(spark: SparkSession) -> str:
+    rows = [(page, event and at(event), at(arrived)) for page, event, arrived in DELAYS]
+    arrived = spark.createDataFrame(rows, "page string, event_time timestamp, ingested_at timestamp")
+    arrived.createOrReplaceTempView("arrivals")
+    return "arrivals"
+
+
+TIMES = {"event_time": "event_time", "arrived_at": "ingested_at"}
+
+
+def test_report_counts_the_rows_of_each_bucket_of_delay(
+    spark: SparkSession, render: MacroRenderer, arrivals: str, ansi_modes: str
+) -> None:
+    given = {"relation": arrivals, **TIMES, "buckets": ["0 minutes", "5 minutes", "1 hour"]}
+    columns = ["delay_up_to", "row_count", "max_delay_seconds"]
+    assert_rows(
+        spark.sql(render("lateness_report", **given)),
+        [
+            ("0 minutes", 2, 0.0), ("5 minutes", 1, 300.0), ("1 hour", 1, 301.0), ("more", 1, 3601.0),
+            ("unknown", 1, None),
+        ],
+        columns,
+    )  # fmt: skip
+    by_page = spark.sql(render("lateness_report", **given, by="page")).where("bucket in (1, 3, 4)")
+    assert_rows(
+        by_page,
+        [
+            ("/a", 1, "5 minutes", 1), ("/a", 3, "more", 0), ("/a", 4, "unknown", 0),
+            ("/b", 1, "5 minutes", 0), ("/b", 3, "more", 1), ("/b", 4, "unknown", 1),
+        ],
+        ["page", "bucket", "delay_up_to", "row_count"],
+    )  # fmt: skip
+
+
+def test_recommended_delay_is_the_percentile_of_the_delays_with_a_margin(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    seconds = [0.0] * 90 + [300.0] * 10 + [None]
+    rows = [(at("10:00"), None if s is None else at("10:00") + dt.timedelta(seconds=s)) for s in seconds]
+    spark.createDataFrame(rows, "event_time timestamp, ingested_at timestamp").createOrReplaceTempView(
+        "measured"
+    )
+
+    def recommended(relation: str = "measured", **more: float) -> list[tuple[Any, ...]]:
+        sql = render("recommended_watermark_delay", relation=relation, **TIMES, **more)
+        return [tuple(row) for row in spark.sql(sql).collect()]
+
+    assert recommended() == [(100, 300.0, 600)]
+    assert recommended(percentile=0.5, factor=3) == [(100, 0.0, 0)]
+    assert recommended("(select * from measured where false)") == [(0, None, None)]
+
+
+def test_the_macros_refuse_wrong_arguments(render: MacroRenderer) -> None:
+    given = {"relation": "arrivals", **TIMES}
+    for macro, arguments, sentence in (
+        ("lateness_report", {"buckets": "1 hour"}, "buckets must be a list of delays"),
+        ("lateness_report", {"buckets": ["1 hour", "5 minutes"]}, "buckets must rise, got 1 hour, 5 minutes"),
+        ("lateness_report", {"buckets": ["soon"]}, "a bucket must be a number of minutes, hours or days"),
+        (
+            "recommended_watermark_delay",
+            {"percentile": 99},
+            "percentile must be a number between 0 and 1, got 99",
+        ),
+        ("recommended_watermark_delay", {"factor": 0.5}, "factor must be a number of at least 1, got 0.5"),
+    ):
+        with pytest.raises(DbtRuntimeError, match=sentence):
+            render(macro, **given, **arguments)
+
+
+def test_sql_snippets_of_the_page(
+    spark: SparkSession, make_project: Callable[..., DbtProject], arrivals: str
+) -> None:
+    report, delay = snippets(PAGE, f"{HERE}::test_sql_snippets_of_the_page")
+    sources = {"sources": [{"name": "raw", "schema": "{{ target.schema }}", "tables": [{"name": "visits"}]}]}
+    project = make_project(
+        {
+            "models/visits_lateness.sql": report,
+            "models/visits_watermark_delay.sql": delay,
+            "models/sources.yml": yaml.safe_dump(sources),
+        }
+    )
+    project.source("visits", spark.table(arrivals))
+    project.run("build")
+    assert_rows(
+        project.table("visits_lateness").where("row_count > 0"),
+        [("15 minutes", 4), ("1 day", 1), ("unknown", 1)],
+        ["delay_up_to", "row_count"],
+    )
+    assert project.table("visits_watermark_delay").collect()[0]["measured_rows"] == 5
