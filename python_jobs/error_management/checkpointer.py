@@ -113,6 +113,10 @@ class Parameters:
             require_durable(self.checkpoint)
         for duration in (self.window, self.lateness, *([self.trigger] if self.trigger else [])):
             parse_duration(duration)
+        if self.starting_offsets not in ("earliest", "latest") and not self.starting_offsets.startswith("{"):
+            raise WrongUse(
+                f"starting_offsets must be earliest, latest or a JSON object, got '{self.starting_offsets}'"
+            )
         if not 0.01 <= self.max_deviation <= 0.4:
             raise WrongUse(f"max_deviation must be between 0.01 and 0.4, got {self.max_deviation}")
         if self.max_records_per_trigger is not None and self.max_records_per_trigger < 1:

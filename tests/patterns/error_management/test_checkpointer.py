@@ -165,11 +165,17 @@ def test_a_truncated_topic_ends_the_query_with_one_sentence(
     (partition,) = lost.run(action="status")["partitions"]
     assert (partition["lag"], partition["expired"]) == (2, 1)
 
+    # A rewind by a new checkpoint: the window is counted anew from there on, without a.
+    rewound = {"checkpoint": str(tmp_path / "rewound"), "start_over": True}
+    report = lost.run(starting_offsets=json.dumps({topic: {"0": 2}}), **rewound)
+    assert (report["records"], lost.windows()) == (1, [("10:00", 1, 0)])
+
 
 def test_wrong_use_gives_one_sentence(counts: Counts) -> None:
     for changes, sentence in [
         ({"ephemeral": False}, "lies in the temporary folder /tmp"),
         ({"window": "ten"}, "'ten' is no duration"),
+        ({"starting_offsets": "here"}, "must be earliest, latest or a JSON object, got 'here'"),
         ({"max_deviation": 0.5}, "max_deviation must be between 0.01 and 0.4, got 0.5"),
         ({"max_records_per_trigger": 0}, "max_records_per_trigger must be at least 1, got 0"),
         ({"consumer": {"sasl.jaas.config": "password=geheim"}}, "is a secret"),
