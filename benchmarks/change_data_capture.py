@@ -25,7 +25,8 @@ from tests.support.snippets import snippets
 RECORDS = 2_000_000
 WHOLE_RECORD = ("string(key) as key", "topic", "partition", "offset", "timestamp", "headers")
 CHANGES_A_SECOND = 500
-SECONDS = 60
+SECONDS = 180
+WARM_AFTER_SECONDS = 60
 USERS = 10_000
 PAGE_TEST = "tests/patterns/ingestion/test_change_data_capture_sql.py::test_the_models_of_the_page"
 MODELS = ("users_flagged", "users_changes", "users_dead_letter", "users_current", "users_history")
@@ -115,7 +116,7 @@ def latency(bench: Workbench, broker: Broker) -> Comparison:
         note=(
             f"The time is that of the whole run, services started and stopped. A change's latency runs from its commit "
             f"in PostgreSQL to the end of the dbt run that made it readable in current state and history; {seconds} "
-            "seconds of changes after the snapshot is in silver."
+            "seconds of changes after the snapshot is in silver. In the first minute the session is still cold."
         ),
         facts=lambda: measured,
     )
@@ -188,16 +189,31 @@ def _measure(bench: Workbench, broker: Broker, database: Database, seconds: int)
         .select("lsn", F.unix_micros("changed_at").alias("at"))
         .collect()
     )
-    waits = sorted(
-        next(seen for newest, seen in models.seen if newest >= change["lsn"]) - change["at"] / 1e6
+    begin = min(change["at"] for change in changes)
+    waits = [
+        (
+            next(seen for newest, seen in models.seen if newest >= change["lsn"]) - change["at"] / 1e6,
+            change["at"],
+        )
         for change in changes
+    ]
+    warm_from = begin + WARM_AFTER_SECONDS * 1_000_000
+    return (
+        _percentiles("first minute", [wait for wait, at in waits if at < warm_from])
+        | _percentiles("after it", [wait for wait, at in waits if at >= warm_from])
+        | {"dbt runs": len(models.seen) - 1}
     )
+
+
+def _percentiles(when: str, waits: list[float]) -> dict[str, Any]:
+    waits = sorted(waits)
+    if not waits:
+        return {}
     return {
-        "changes": len(waits),
-        "p50 seconds": round(statistics.median(waits), 2),
-        "p95 seconds": round(waits[int(len(waits) * 0.95)], 2),
-        "longest seconds": round(waits[-1], 2),
-        "dbt runs": len(models.seen) - 1,
+        f"changes, {when}": len(waits),
+        f"p50 seconds, {when}": round(statistics.median(waits), 2),
+        f"p95 seconds, {when}": round(waits[int(len(waits) * 0.95)], 2),
+        f"longest seconds, {when}": round(waits[-1], 2),
     }
 
 
