@@ -95,6 +95,13 @@ def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | N
     return int(version.get()) if version.isDefined() else None
 
 
+def transaction_versions(spark: SparkSession, table: str) -> dict[str, int]:
+    """Return what :func:`transaction_version` does, for all ``txnAppId`` that have committed to the table."""
+    transactions = _snapshot(spark, table).setTransactions()
+    found = (transactions.apply(position) for position in range(transactions.size()))
+    return {str(transaction.appId()): int(transaction.version()) for transaction in found}
+
+
 def active_files(spark: SparkSession, table: str) -> DataFrame:
     """Return one row for each data file of the current version, as the log knows it; no data is read.
 

@@ -1,0 +1,234 @@
+"""Dynamic Late Data Integrator: each run also processes the past dates whose data really changed since, however old.
+
+Problem: late data comes after any fixed lookback, and most dates of a lookback have none. Here the Delta log of the
+source tells which dates changed in which version (compaction is no change), and the target's log from which version
+each date was computed; late is a date before the run's own whose change is the newer one.
+
+Runs may overlap: a run claims its dates in the state table before it processes them, in one step with choosing them,
+so that no other run takes them. The claim ends with the date's success or failure, or after ``--claim_minutes`` if the
+run died; ``--action release`` ends it at once. ``depends_on_past``: a run chooses only after the run of the day before
+has; else the younger run would take what belongs to the older.
+
+Guarantee: data and last processed version are one commit of the target, so a date is neither forgotten nor
+integrated twice; what is committed to the source meanwhile is late for the next run. A failed date stays late.
+Stateful queries: everything from the first late date on is computed anew, in order, and what an interrupted chain
+left behind is found again. ``max_lookback_days`` and ``max_partitions`` bound what one late row can set off.
+
+In an orchestrator that maps tasks: ``--action plan`` claims and reports ``late``, then ``--action process --dates
+'[2024-12-18]'`` under the same ``--run_id`` once for each. ``--action adopt`` takes the target as up to date with the
+source: the first step on tables that exist already; without it the first run finds each past date late.
+
+Cost: the Delta log's entries since the last run, the query once a late date, two small commits of the state table.
+
+Run::
+
+    spark-submit python_jobs/error_management/dynamic_late_data_integrator.py \
+        --source lakehouse/silver/silver_visits --target lakehouse/gold/referral_statistics \
+        --state lakehouse/gold/referral_statistics_state --query referral_statistics.sql --date 2024-12-31
+
+Source: Data Engineering Design Patterns, chapter 3, Dynamic Late Data Integrator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import SparkSession
+
+from python_jobs.error_management.late_dates import LatePlan, days_before, late_plan, parse_date
+from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
+from python_jobs.error_management.late_state import DateState, State, StateTable
+from python_jobs.intervals import parse_time
+from python_jobs.job import NotReady, WrongUse, run_job, utc_now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(DateQuery):
+    """Process a date and the dates before it that have new data."""
+
+    state: str
+    """Delta table of what is known of each date, by path or catalog name; one for each target."""
+    date: str
+    """Date to process, such as 2024-12-31."""
+    action: Literal["run", "plan", "process", "release", "adopt"] = "run"
+    """run: plan and process; plan, process: one of them; release: end a dead run's claims; adopt: take all as done."""
+    dates: list[str] = dataclasses.field(default_factory=list)
+    """Dates that action process takes, of those the run has claimed."""
+    run_id: str | None = None
+    """Name of the run, the same when it is tried again; by default a new one."""
+    stateful: bool = False
+    """Whether a date's result depends on the date before it."""
+    max_lookback_days: int | None = None
+    """Late data of older dates is only reported; by default any date is accepted."""
+    max_partitions: int | None = None
+    """Most late dates of one run, oldest first; the next run goes on. By default all."""
+    depends_on_past: bool = True
+    """Whether to wait (exit code 4) until the run of the day before has chosen its dates."""
+    claim_minutes: int = 360
+    """When the claims of a run that died are void: longer than any run takes."""
+    manifest: str | None = None
+    """Folder for the list of replaced partitions."""
+    now: str | None = None
+    """Time of the run (ISO 8601); by default the clock's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            for date in (self.date, *self.dates):
+                parse_date(date)
+        except ValueError as wrong:
+            raise WrongUse(str(wrong)) from None
+        for name in ("max_lookback_days", "max_partitions", "claim_minutes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise WrongUse(f"{name} is {value}; it must be 1 or more")
+        if self.action in ("process", "release") and self.run_id is None:
+            raise WrongUse(f"action {self.action} needs the run_id that has claimed the dates")
+        if bool(self.dates) != (self.action == "process"):
+            raise WrongUse("dates belong to the action process, which needs them")
+        if self.now is not None:
+            parse_time(self.now)
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Do the action and report it.
+
+    Raises:
+        NotReady: the date is claimed by another run, the run before hasn't planned, or there is no source table.
+        JobFailed: a date failed; it stays late, the others are published.
+        WrongUse: a table isn't partitioned by the column, or the query can't be used.
+    """
+    now = utc_now() if params.now is None else parse_time(params.now)
+    run_id = params.run_id or str(uuid.uuid4())
+    table = StateTable(spark, params.state)
+    if params.action == "release":
+        return {"run_id": run_id, "released": table.change(lambda state: _release(state, run_id))}
+    processor = DateProcessor(spark, params)
+    if params.action == "adopt":
+        return {"adopted": table.change(lambda state: _adopt(refresh(state, processor)))}
+    report: dict[str, Any] = {
+        "date": params.date,
+        "run_id": run_id,
+        "source_version": processor.source_version,
+    }
+    if params.action == "process":
+        dates = _claimed(table.read(), params.dates, run_id, now)
+    else:
+        plan = table.change(lambda state: choose(refresh(state, processor), params, run_id, now))
+        report |= {"late": list(plan.dates), "ignored": list(plan.ignored)}
+        report |= {"claimed": list(plan.claimed), "postponed": list(plan.postponed)}
+        if params.action == "plan":
+            return report
+        dates = [*plan.dates, params.date]
+    trace = Trace()
+    try:
+        for date in dates:
+            trace.process(processor, date, run_id)
+            if params.stateful and trace.failed:
+                break
+    finally:
+        done = {rewritten.partition: rewritten.source_version for rewritten in trace.rewritten}
+        table.change(lambda state: _settle(state, dates, done, run_id, now))
+    report |= trace.report()
+    if params.manifest is not None:
+        name = run_id if params.action == "run" else f"{run_id}_{dates[0]}"
+        report["manifest"] = write_manifest(
+            spark, params.manifest, run_id=name, date=params.date, target=params.target, trace=trace
+        )
+    trace.require_success()
+    return report
+
+
+def refresh(state: State, processor: DateProcessor) -> State:
+    """Return the state with what the logs of source and target say by now; a crash after a commit is mended so."""
+    return state.with_versions(
+        processor.changes(state.seen_version), processor.read_versions(), processor.source_version
+    )
+
+
+def choose(state: State, params: Parameters, run_id: str, now: dt.datetime) -> tuple[State, LatePlan]:
+    """Choose the late dates of a run and claim them with its own date.
+
+    Raises:
+        NotReady: the date is claimed by another run, or the run before hasn't planned yet.
+    """
+    own = state.dates.get(params.date, DateState())
+    if own.claimed_from(run_id, now):
+        raise NotReady(
+            f"{params.date} is claimed by the run {own.claimed_by} until {own.claimed_until:%FT%T}; "
+            "wait for it, or release a run that died"
+        )
+    if params.depends_on_past:
+        _require_previous_plan(state.dates, params.date)
+    plan = late_plan(
+        {date: known.as_seen_by(run_id, now) for date, known in state.dates.items()},
+        params.date,
+        stateful=params.stateful,
+        max_lookback_days=params.max_lookback_days,
+        max_partitions=params.max_partitions,
+    )
+    until = now + dt.timedelta(minutes=params.claim_minutes)
+    claims = {
+        date: dataclasses.replace(state.dates.get(date, DateState()), claimed_by=run_id, claimed_until=until)
+        for date in (*plan.dates, params.date)
+    }
+    claims[params.date] = dataclasses.replace(claims[params.date], planned_at=now)
+    return state.with_dates(claims), plan
+
+
+def _require_previous_plan(dates: Mapping[str, DateState], date: str) -> None:
+    """Refuse to plan before the run of the day before has; the very first run waits for none."""
+    planned = [earlier for earlier, known in dates.items() if earlier < date and known.planned_at]
+    previous = days_before(date, 1)
+    if planned and previous not in planned:
+        raise NotReady(
+            f"the run of {previous} has not planned, the last that did is {max(planned)}; run it first, or go on "
+            "without it by depends_on_past false"
+        )
+
+
+def _claimed(state: State, dates: Collection[str], run_id: str, now: dt.datetime) -> list[str]:
+    """Return the dates in order, once it is sure that the run has claimed them."""
+    for date in dates:
+        known = state.dates.get(date, DateState())
+        if known.claimed_by != run_id or not known.claim_is_valid(now):
+            raise NotReady(f"the run {run_id} has no valid claim on {date}; plan it first")
+    return sorted(dates)
+
+
+def _settle(
+    state: State, dates: Collection[str], done: Mapping[str, int], run_id: str, now: dt.datetime
+) -> tuple[State, None]:
+    """Note what was processed, and end the run's claims on all of the dates: failed ones stay late."""
+    settled = {}
+    for date in dates:
+        known = state.dates[date]
+        if known.claimed_by == run_id:
+            known = known.released()
+        if date in done:
+            known = dataclasses.replace(known, read_version=done[date], processed_at=now)
+        settled[date] = known
+    return state.with_dates(settled), None
+
+
+def _release(state: State, run_id: str) -> tuple[State, list[str]]:
+    released = {date: known.released() for date, known in state.dates.items() if known.claimed_by == run_id}
+    return state.with_dates(released), sorted(released)
+
+
+def _adopt(state: State) -> tuple[State, list[str]]:
+    """Take each date as processed from the version that is known now."""
+    adopted = {
+        date: dataclasses.replace(known, read_version=state.seen_version)
+        for date, known in state.dates.items()
+    }
+    return state.with_dates(adopted), sorted(adopted)
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

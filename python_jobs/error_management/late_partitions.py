@@ -1,0 +1,273 @@
+"""What both Late Data Integrators do with one date of a table: find whether it changed, compute it, replace it.
+
+The user gives a query for one date; the job reads the source at a fixed version and replaces the date's partition of
+the target in one commit, cleared if the query returns no row. That commit also holds the version that was read, as
+Delta's transaction number of the date (``late_data/2024-12-18``): data and last processed version are one unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.error_management.late_dates import parse_date
+from python_jobs.ingestion.readiness_marker import Marker
+from python_jobs.job import DataRefused, JobFailed, WrongUse, root_cause
+from python_jobs.tables import (
+    find_commit,
+    latest_version,
+    partition_columns,
+    partition_values,
+    read_table,
+    table_exists,
+    table_location,
+    transaction_versions,
+    write_once,
+)
+
+_APP = "late_data/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DateQuery:
+    """How one date of the target is computed."""
+
+    source: str
+    """Delta table whose late data is integrated, by path or catalog name."""
+    target: str
+    """Delta table that is written, by path or catalog name; made by the first run if it is absent."""
+    query: str
+    """SQL that returns the rows of {date} from {source}, as text or .sql file; it may read {target} as well."""
+    partition_column: str = "event_date"
+    """Column by which both tables are partitioned: a date, or a text such as 2024-12-31."""
+
+    def __post_init__(self) -> None:
+        for part in ("{source}", "{date}"):
+            if part not in self.text:
+                raise WrongUse(
+                    f"the query doesn't mention {part}; it must return one date's rows of the source"
+                )
+
+    @cached_property
+    def text(self) -> str:
+        """The SQL of the query."""
+        if not self.query.endswith(".sql"):
+            return self.query
+        try:
+            return Path(self.query).read_text(encoding="utf-8")
+        except OSError as failure:
+            raise WrongUse(f"can't read the query's file {self.query} ({failure.strerror})") from None
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """One partition that was replaced."""
+
+    partition: str
+    """Date."""
+    source_version: int
+    """Version of the source that was read."""
+    target_version: int
+    """Version of the target that holds the result."""
+    rows: int
+    """Rows of the partition."""
+
+
+class DateProcessor:
+    """Computes dates of the target from one version of the source."""
+
+    def __init__(self, spark: SparkSession, query: DateQuery) -> None:
+        """Fix the source's version and check both tables.
+
+        Raises:
+            NotReady: there is no source table.
+            WrongUse: a table isn't partitioned by the column.
+        """
+        self._spark, self._query = spark, query
+        self.source_version = latest_version(spark, query.source)
+        for table in (query.source, query.target):
+            if table == query.source or table_exists(spark, table):
+                columns = partition_columns(spark, table)
+                if query.partition_column not in columns:
+                    raise WrongUse(
+                        f"{table} is not partitioned by {query.partition_column} but by "
+                        f"{', '.join(columns) or 'nothing'}: without dates late data can't be told nor replaced"
+                    )
+
+    def changes(self, after: int | None) -> dict[str, int]:
+        """Return the dates whose data changed after that version, as :func:`changed_partitions` does."""
+        return changed_partitions(
+            self._spark, self._query.source, self._query.partition_column, after, self.source_version
+        )
+
+    def read_versions(self) -> dict[str, int]:
+        """Return the version of the source that each date of the target was computed from, by the target's log."""
+        if not table_exists(self._spark, self._query.target):
+            return {}
+        versions = transaction_versions(self._spark, self._query.target)
+        return {app.removeprefix(_APP): version for app, version in versions.items() if app.startswith(_APP)}
+
+    def process(self, date: str, run_id: str) -> Rewritten:
+        """Replace the date's partition, in one commit, by what the query returns for it.
+
+        Raises:
+            WrongUse: the query can't be analyzed.
+            DataRefused: the query returned rows of another date.
+            JobFailed: another run replaced the date from a newer version meanwhile.
+        """
+        query, spark = self._query, self._spark
+        rows = self._rows(date)
+        if not table_exists(spark, query.target):
+            # Only a replacement checks that the rows belong to the date.
+            write_once(spark, rows.limit(0), query.target, partition_columns=[query.partition_column])
+        known = self.read_versions().get(date)
+        if known is not None and known > self.source_version:
+            raise JobFailed(f"{date} was computed from version {known} of the source already; plan again")
+        # The same version again, such as with a mended query, is written too, though its number is taken.
+        is_new = known is None or known < self.source_version
+        transaction = (f"{_APP}{date}", self.source_version) if is_new else None
+        try:
+            commit = write_once(
+                spark,
+                rows,
+                query.target,
+                transaction=transaction,
+                partition_columns=partition_columns(spark, query.target),
+                replace_where=f"{query.partition_column} = '{date}'",
+                note={"late_data": {"date": date, "run_id": run_id, "source_version": self.source_version}},
+            )
+        except (AnalysisException, Py4JJavaError) as failure:
+            if "DELTA_REPLACE_WHERE_MISMATCH" in str(failure):
+                raise DataRefused(
+                    f"the query returned rows of other dates than {date}; it must filter by {{date}}"
+                ) from None
+            raise
+        written = find_commit(spark, query.target, commit)
+        if written is None:
+            raise JobFailed(f"another run computed {date} meanwhile; plan again")
+        metrics = written["operationMetrics"]
+        return Rewritten(
+            date, self.source_version, int(written["version"]), int(metrics.get("numOutputRows", 0))
+        )
+
+    def _rows(self, date: str) -> DataFrame:
+        query, spark = self._query, self._spark
+        source = (
+            spark.read.format("delta")
+            .option("versionAsOf", self.source_version)
+            .load(table_location(spark, query.source))
+        )
+        values: dict[str, Any] = {"source": source, "date": date, "source_version": self.source_version}
+        if "{target}" in query.text:
+            values["target"] = read_table(spark, query.target)
+        try:
+            return spark.sql(query.text, **values)
+        except (AnalysisException, ParseException, KeyError, ValueError) as failure:
+            raise WrongUse(f"the query can't be used ({str(failure).splitlines()[0][:300]})") from None
+
+
+def changed_partitions(
+    spark: SparkSession, table: str, column: str, after: int | None, until: int
+) -> dict[str, int]:
+    """Return each date whose data changed in the versions after ``after`` up to ``until``, with the last of them.
+
+    Compaction and other upkeep (``dataChange=false``) change nothing. With ``after`` None, or when the log doesn't
+    reach back that far any more, it is not known what changed: all dates of the table, as of ``until``. Rows whose
+    date is NULL belong to none.
+
+    Raises:
+        DataRefused: a partition's value is no date.
+    """
+    if after is not None and after >= until:
+        return {}
+    files = None if after is None else _changed_files(spark, table, column, after, until)
+    if files is None:
+        location = table_location(spark, table)
+        rows = spark.read.format("delta").option("versionAsOf", until).load(location)
+        files = rows.select(F.col(column).cast("string").alias("date"), F.lit(until).alias("version"))
+    found = files.where("date is not null").groupBy("date").agg(F.max("version").alias("version")).collect()
+    for row in found:
+        try:
+            parse_date(row.date)
+        except ValueError as wrong:
+            raise DataRefused(f"a partition of {table} is no date: {wrong}") from None
+    return {row.date: int(row.version) for row in found}
+
+
+def _changed_files(spark: SparkSession, table: str, column: str, after: int, until: int) -> DataFrame | None:
+    """Return date and version of the files that commits added or removed; None if a commit's entry is gone."""
+    log = f"{table_location(spark, table)}/_delta_log"
+    file = "struct<partitionValues: map<string, string>, dataChange: boolean>"
+    entries = [f"{log}/{version:020d}.json" for version in range(after + 1, until + 1)]
+    try:
+        actions = spark.read.schema(f"add {file}, remove {file}").json(entries)
+    except AnalysisException as failure:
+        if failure.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    version = F.regexp_extract("_metadata.file_name", r"(\d{20})\.json$", 1).cast("long").alias("version")
+    actions = actions.select("add", "remove", version)
+    position = partition_columns(spark, table).index(column)
+
+    def dates(kind: str) -> DataFrame:
+        date = partition_values(spark, table, f"{kind}.partitionValues")[position]
+        return actions.where(f"{kind}.dataChange").select(date.cast("string").alias("date"), "version")
+
+    return dates("add").unionByName(dates("remove"))
+
+
+class Trace:
+    """What a run did, date by date."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.rewritten: list[Rewritten] = []
+        self.failed: dict[str, Exception] = {}
+
+    def process(self, processor: DateProcessor, date: str, run_id: str) -> None:
+        """Process a date; a failure is noted, and the caller decides whether others follow."""
+        self.started.append(date)
+        try:
+            self.rewritten.append(processor.process(date, run_id))
+        except (JobFailed, PySparkException, Py4JJavaError) as failure:
+            self.failed[date] = failure
+
+    def report(self) -> dict[str, Any]:
+        """Return the dates in the order they were started, and what became of them."""
+        return {"started": self.started, "partitions": [asdict(done) for done in self.rewritten]}
+
+    def require_success(self) -> None:
+        """Raise what failed, if anything: of the failures' own kind if they agree."""
+        if not self.failed:
+            return
+        reasons = "; ".join(f"{date} failed: {_reason(failure)}" for date, failure in self.failed.items())
+        kinds = {type(failure) for failure in self.failed.values()}
+        kind = kinds.pop() if len(kinds) == 1 else JobFailed
+        raise (kind if issubclass(kind, JobFailed) else JobFailed)(
+            f"{reasons}; {len(self.rewritten)} of {len(self.started)} dates were replaced"
+        )
+
+
+def _reason(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, JobFailed) else root_cause(failure)[:300]
+
+
+def write_manifest(
+    spark: SparkSession, folder: str, *, run_id: str, date: str, target: str, trace: Trace
+) -> str:
+    """Write which partitions a run replaced, for the direct consumers, who decide what to replay; return its name.
+
+    A run tried again under its name replaces its manifest.
+    """
+    name = f"{date}_{run_id}.json".replace("/", "_").replace(":", "_")
+    partitions = trace.report()["partitions"]
+    content = {"run_id": run_id, "date": date, "target": target, "partitions": partitions}
+    Marker(spark, folder).write_beside(name, content)
+    return name

@@ -1,0 +1,162 @@
+"""Static Late Data Integrator: each run also processes a fixed number of past dates.
+
+Problem: data keeps coming for days after its date. A run for 2024-12-31 with ``--lookback_days 14`` computes that day
+and 12-17 to 12-30 anew; what comes for 12-15 is ignored. The dates belong to the same run: a run of its own for each
+would apply its lookback again.
+
+``--strategy`` says when: ``late_first`` (ascending, then the current date; a failure ends the run), ``current_first``
+(the current date is out before the late ones are tried) or ``parallel``. Stateful queries, whose result depends on
+the day before, need ``late_first``. ``--only_changed true`` leaves out the dates whose source has not changed since
+they were processed.
+
+Guarantee: each date is one commit that replaces its partition of the target, cleared if no row is left, so a run may
+be repeated; other partitions are not touched. The manifest names what was replaced, for consumers.
+
+A backfill of many dates needs few runs, as each covers its lookback: ``--backfill_from`` prints them, and runs none.
+
+Cost: the query once a date; ``only_changed`` reads the Delta log entries since the oldest processed date.
+
+Run::
+
+    spark-submit python_jobs/error_management/static_late_data_integrator.py \
+        --source lakehouse/silver/silver_visits --target lakehouse/gold/referral_statistics \
+        --query "select event_date, referral, count(*) as visits from {source}
+                 where event_date = {date} group by event_date, referral" \
+        --date 2024-12-31 --lookback_days 14
+
+Source: Data Engineering Design Patterns, chapter 3, Static Late Data Integrator.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import SparkSession
+
+from python_jobs.error_management.late_dates import (
+    Partition,
+    backfill_runs,
+    late_plan,
+    lookback_dates,
+    not_redone,
+)
+from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
+from python_jobs.job import WrongUse, run_job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(DateQuery):
+    """Process a date and a fixed number of dates before it."""
+
+    date: str
+    """Date to process, such as 2024-12-31."""
+    lookback_days: int = 15
+    """How many dates before it are processed too."""
+    strategy: Literal["late_first", "current_first", "parallel"] = "late_first"
+    """Order of the late dates and the current one."""
+    stateful: bool = False
+    """Whether a date's result depends on the date before it."""
+    only_changed: bool = False
+    """Whether to leave out late dates whose source has not changed since they were processed."""
+    parallel_dates: int = 2
+    """How many dates the strategy parallel processes at a time."""
+    manifest: str | None = None
+    """Folder for the list of replaced partitions."""
+    run_id: str | None = None
+    """Name of the run; by default a new one."""
+    backfill_from: str | None = None
+    """Only report the runs that a backfill from this date to date needs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            lookback_dates(self.date, self.lookback_days)
+            if self.backfill_from is not None:
+                backfill_runs(self.backfill_from, self.date, self.lookback_days)
+        except ValueError as wrong:
+            raise WrongUse(str(wrong)) from None
+        if self.stateful and self.strategy != "late_first":
+            raise WrongUse(
+                f"a stateful query can't have the strategy {self.strategy}: the current date is computed from the "
+                "corrected ones before it; use late_first"
+            )
+        if self.parallel_dates < 2:
+            raise WrongUse(f"parallel_dates is {self.parallel_dates}; it must be 2 or more")
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Process the dates and report what was replaced.
+
+    Raises:
+        JobFailed: a date failed; the others are published as far as the strategy lets them.
+        NotReady: there is no source table.
+        WrongUse: a table isn't partitioned by the column, or the query can't be used.
+    """
+    if params.backfill_from is not None:
+        return backfill(params.backfill_from, params.date, params.lookback_days)
+    processor = DateProcessor(spark, params)
+    run_id = params.run_id or str(uuid.uuid4())
+    lookback = lookback_dates(params.date, params.lookback_days)
+    late = _changed(processor, lookback, params) if params.only_changed else lookback
+    trace = Trace()
+    order(params, late, lambda date: trace.process(processor, date, run_id), lambda: bool(trace.failed))
+    report = {
+        "date": params.date,
+        "run_id": run_id,
+        "source_version": processor.source_version,
+        "late": late,
+        "unchanged": [date for date in lookback if date not in late],
+        **trace.report(),
+    }
+    if params.manifest is not None:
+        report["manifest"] = write_manifest(
+            spark, params.manifest, run_id=run_id, date=params.date, target=params.target, trace=trace
+        )
+    trace.require_success()
+    return report
+
+
+def order(
+    params: Parameters, late: Sequence[str], process: Callable[[str], None], failed: Callable[[], bool]
+) -> None:
+    """Call ``process`` for each date as the strategy has it; ``failed`` tells whether one has failed so far."""
+    if params.strategy == "late_first":
+        for date in (*late, params.date):
+            process(date)
+            if failed():
+                break
+    elif params.strategy == "current_first":
+        for date in (params.date, *late):
+            process(date)
+    else:
+        with ThreadPoolExecutor(params.parallel_dates) as pool:
+            # Current date first in the queue: it and a late one start without waiting for each other.
+            list(pool.map(process, (params.date, *late)))
+
+
+def backfill(first: str, last: str, days: int) -> dict[str, Any]:
+    """Report the runs that process each date from ``first`` to ``last``, and the dates that these leave out."""
+    runs = backfill_runs(first, last, days)
+    return {
+        "runs": [{"date": planned.date, "covers": list(planned.covers)} for planned in runs],
+        "not_redone": not_redone(first, last, days),
+    }
+
+
+def _changed(processor: DateProcessor, lookback: Sequence[str], params: Parameters) -> list[str]:
+    """Return the dates with new data; for a stateful query all dates from the first such on."""
+    read = {date: version for date, version in processor.read_versions().items() if date in lookback}
+    changed = processor.changes(after=min(read.values())) if read else {}
+    # A date that was never processed counts as changed: that it has no data is found by processing it, once.
+    unknown = processor.source_version
+    partitions = {date: Partition(changed.get(date, unknown if date not in read else None), read.get(date))
+                  for date in lookback}  # fmt: skip
+    return list(late_plan(partitions, params.date, stateful=params.stateful).dates)
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
