@@ -36,24 +36,29 @@ select batch.* except ({{ (rules.names + ['lakehouse_patterns_content', 'lakehou
 from (
     {{ lakehouse_patterns._ranked_copies(rules) | indent(4) }}
 ) as batch
+where
+    batch.lakehouse_patterns_rank = 1
         {%- if past %}
             {%- set date = adapter.quote(past.date_column) %}
-left anti join (
-    select
-        {%- for expression in rules.expressions %}
-        {{ expression }} as {{ rules.names[loop.index0] }},
-        {%- endfor %}
-        {{ date }} as lakehouse_patterns_date
-    from {{ past.relation }}
-    where {{ date }} >= (select date_sub(min({{ date }}), {{ past.days }}) from {{ relation }})
-) as past
-    on {% for name in rules.names -%}
-        batch.{{ name }} {{ '<=>' if rules.expressions[loop.index0] in rules.nullable else '=' }} past.{{ name }}
-    and {% endfor -%}
-    past.lakehouse_patterns_date < batch.{{ date }}
-    and past.lakehouse_patterns_date >= date_sub(batch.{{ date }}, {{ past.days }})
+    and not exists (
+        select 1
+        from (
+            select
+                {%- for expression in rules.expressions %}
+                {{ expression }} as {{ rules.names[loop.index0] }},
+                {%- endfor %}
+                {{ date }} as lakehouse_patterns_date
+            from {{ past.relation }}
+            where {{ date }} >= (select date_sub(min({{ date }}), {{ past.days }}) from {{ relation }})
+        ) as past
+        where
+            past.lakehouse_patterns_date < batch.{{ date }}
+            and past.lakehouse_patterns_date >= date_sub(batch.{{ date }}, {{ past.days }})
+            {%- for name in rules.names %}
+            and past.{{ name }} {{ '<=>' if rules.expressions[loop.index0] in rules.nullable else '=' }} batch.{{ name }}
+            {%- endfor %}
+    )
         {%- endif %}
-where batch.lakehouse_patterns_rank = 1
     {%- endif -%}
 {%- endmacro %}
 
@@ -188,13 +193,13 @@ from (
 {% macro _checked_key(rules, expression) %}
     {#- A part of the key, or the end of the statement: in the key no plan can spare the check. -#}
     {%- if rules.on_null_key == 'fail' and expression in rules.required -%}
-        case
-            when {{ expression }} is null then raise_error(
+        coalesce(
+            {{ expression }},
+            raise_error(
                 'lakehouse_patterns: a row has NULL in its key ({{ expression | replace("\\", "") | replace("'", "") }}); '
                 || 'correct the source, or set such rows aside with on_null_key: quarantine'
             )
-            else {{ expression }}
-        end
+        )
     {%- else -%}
         {{ expression }}
     {%- endif -%}
