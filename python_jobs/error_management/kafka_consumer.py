@@ -147,7 +147,6 @@ class CheckpointedConsumer:
                 "isolation.level": "read_committed",
             }
         )
-        self._committing = Retrier(RetryPolicy(total_seconds=2 * ANSWER_SECONDS), classifier=_classify)
         self.records = self.commits = 0
         self.next_offsets: dict[int, int] = {}
         self._ends: dict[int, int | None] = {}
@@ -160,7 +159,9 @@ class CheckpointedConsumer:
     def _begin(self, partition: int, position: int | None) -> None:
         """Note where a partition goes on and where it ends; one without a position begins with its first record."""
         at = TopicPartition(self.source.topic, partition)
-        low, high = self._consumer.get_watermark_offsets(at, ANSWER_SECONDS)
+        low, high = _retrier().call(
+            lambda _: self._consumer.get_watermark_offsets(at, ANSWER_SECONDS), idempotent=True
+        )
         at.offset = low if position is None else position
         self.next_offsets[partition] = surviving_offset(self._consumer, at, self.source.fail_on_data_loss)
         if not self.source.until_end:
@@ -229,9 +230,7 @@ class CheckpointedConsumer:
 
     def _commit(self, reached: Mapping[int, int]) -> None:
         offsets = [TopicPartition(self.source.topic, p, offset) for p, offset in reached.items()]
-        self._committing.call(
-            lambda _: self._consumer.commit(offsets=offsets, asynchronous=False), idempotent=True
-        )
+        _retrier().call(lambda _: self._consumer.commit(offsets=offsets, asynchronous=False), idempotent=True)
 
 
 class TableSink:
@@ -300,11 +299,8 @@ def positions_behind(records: Sequence[Message]) -> dict[int, int]:
 def committed_offsets(consumer: Consumer, topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """Return the position of the consumer's group in each partition that has one."""
     asked = [TopicPartition(topic, partition) for partition in partitions]
-    return {
-        found.partition: found.offset
-        for found in consumer.committed(asked, ANSWER_SECONDS)
-        if found.offset != OFFSET_INVALID
-    }
+    answers = _retrier().call(lambda _: consumer.committed(asked, ANSWER_SECONDS), idempotent=True)
+    return {found.partition: found.offset for found in answers if found.offset != OFFSET_INVALID}
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
@@ -333,9 +329,15 @@ def _after(record: Message) -> int:
     return offset + 1
 
 
-def _classify(error: BaseException) -> Failure:
-    retriable = isinstance(error, KafkaException) and error.args[0].retriable()
-    return Failure.TRANSIENT if retriable else Failure.UNKNOWN
+def _retrier() -> Retrier:
+    """Return what waits for leaders and coordinators, which a broker that has just started doesn't have yet."""
+
+    def classify(error: BaseException) -> Failure:
+        retriable = isinstance(error, KafkaException) and error.args[0].retriable()
+        return Failure.TRANSIENT if retriable else Failure.UNKNOWN
+
+    policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)
+    return Retrier(policy, classifier=classify)
 
 
 @contextmanager
