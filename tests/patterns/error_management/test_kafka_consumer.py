@@ -166,6 +166,14 @@ def test_a_broker_that_restarts_is_waited_for(broker: Broker, topic: str) -> Non
     assert committed(broker, source) == {0: 3}
 
 
+def test_snippet_with_effects_of_your_own(broker: Broker, topic: str) -> None:
+    broker.produce(topic, numbers(2))
+    sent: list[tuple[Any, ...]] = []
+    code = snippet(PAGE, f"{HERE}::test_snippet_with_effects_of_your_own").replace('"visits"', repr(topic))
+    exec(code, {"servers": broker.bootstrap_servers, "send": lambda *record: sent.append(record)})
+    assert sent == [(b"k", b"0"), (b"k", b"1")]
+
+
 def test_wrong_use_and_what_is_not_there_give_one_sentence(broker: Broker, topic: str) -> None:
     for changes, sentence in [
         ({"commit_every": 0}, "commit_every must be at least 1, got 0"),
