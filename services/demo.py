@@ -163,8 +163,8 @@ def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
 def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[str]) -> None:
     """Print what was read, kept, rejected and published, what a step took, and where to look next."""
     if report:
-        print("\n" + tabulate(report["lines"], headers="keys", tablefmt="simple"))
-        print("\n" + tabulate(report["tables"], headers="keys", tablefmt="simple"))
+        for table in ("lines", "delays", "tables"):
+            print("\n" + tabulate(report[table], headers="keys", tablefmt="simple"))
     times = [*seconds.items(), ("total", sum(seconds.values()))]
     print("\n" + tabulate(times, headers=["step", "seconds"], tablefmt="simple", floatfmt=".1f"))
     if absent:
@@ -172,7 +172,7 @@ def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[st
     print(
         "\nwhere to look next"
         "\n  rejected lines   silver_visits_dead_letter, silver_visits_quarantine"
-        "\n  their numbers    observability_visits_accounting"
+        "\n  their numbers    observability_visits_accounting, observability_visits_lateness"
         "\n  a query          dbt show --inline \"select * from {{ ref('gold_page_views_by_hour') }}\""
         "\n  what it all is   dbt docs generate && dbt docs serve, and docs/"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -12,19 +13,24 @@ from pyspark.sql import functions as F
 from python_jobs.datasets.parameters import Parameters
 from python_jobs.datasets.visits import IMPERFECTIONS, PRECEDENCE, VARIANTS, happened, visit_lines
 
+VALID = ("exact_duplicate", "superseded", "kept")
+# Buckets of the folders (hours) between a line's own hour and its landing, with their upper bounds.
+DELAYS: dict[str, float] = {"0 hours": 0, "1 hour": 1, "3 hours": 3, "12 hours": 12, "more": math.inf}
 RULES = tuple(dict.fromkeys(variant.rule for variant in VARIANTS if variant.rule))
 
 
 def visit_counts(plan: DataFrame, params: Parameters) -> dict[str, Any]:
-    """Count the planned visit lines by folder, imperfection, place in the precedence and broken rule."""
-    columns = ("landing_hour", "imperfection", "rule", "verdict", "is_later", "is_counted")
+    """Count the planned visit lines by folder, imperfection, precedence, broken rule and, if valid, delay."""
+    columns = ("landing_hour", "event_hour", "imperfection", "rule", "verdict", "is_later", "is_counted")
     hours = params.hour_folders
     folders, imperfections, details = Counter[str](), Counter[str](), Counter[str]()
-    precedence, rules = Counter[str](), Counter[str]()
+    precedence, rules, delays = Counter[str](), Counter[str](), Counter[str]()
     for row in plan.groupBy(*columns).count().collect():
         name, lines = row["imperfection"], row["count"]
         folders[hours[row["landing_hour"]]] += lines
         precedence[row["verdict"]] += lines
+        if row["verdict"] in VALID:
+            delays[bucket_of(row["landing_hour"] - row["event_hour"])] += lines
         if row["rule"]:
             rules[row["rule"]] += lines
         if row["is_counted"]:
@@ -41,7 +47,13 @@ def visit_counts(plan: DataFrame, params: Parameters) -> dict[str, Any]:
         "details": dict(details),
         "precedence": {name: precedence[name] for name in PRECEDENCE},
         "invalid_by_first_rule": {name: rules[name] for name in RULES},
+        "valid_by_delay": {name: delays[name] for name in DELAYS},
     }
+
+
+def bucket_of(delay: int) -> str:
+    """Return the bucket of a line that landed ``delay`` folders after its own hour."""
+    return next(name for name, bound in DELAYS.items() if delay <= bound)
 
 
 def kept_visits(plan: DataFrame, params: Parameters) -> DataFrame:

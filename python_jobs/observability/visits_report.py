@@ -1,6 +1,6 @@
 """What became of every visit line, and what was published: the end of the main job.
 
-Reads the accounting table and the logs of the published tables, never the visits themselves.
+Reads the tables of the accounting and of the delays, and the logs of the published tables, never the visits themselves.
 
     spark-submit python_jobs/observability/visits_report.py --lakehouse $LAKEHOUSE_ROOT
 
@@ -41,7 +41,7 @@ class Parameters:
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Return ``lines`` (one entry a status and reason, in the precedence's order), ``lines_read`` and ``tables``."""
+    """Return ``lines`` (one entry a status and reason, in the precedence's order), ``delays`` and ``tables``."""
     root = parameters.lakehouse.rstrip("/")
     ready_versions(spark, f"{root}/observability/observability_readiness", "gold")
     lines = lines_by_reason(read_table(spark, f"{root}/observability/observability_visits_accounting"))
@@ -55,8 +55,17 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     return {
         "lines_read": read,
         "lines": [{"status": "read", "reason": "", "lines": read}, *lines],
+        "delays": valid_lines_by_delay(
+            read_table(spark, f"{root}/observability/observability_visits_lateness")
+        ),
         "tables": tables,
     }
+
+
+def valid_lines_by_delay(lateness: DataFrame) -> list[dict[str, Any]]:
+    """Return the valid lines of each bucket of delay over all dates; 0 hours is on time."""
+    totals = lateness.groupBy("bucket", "delay_up_to").agg(F.sum("lines").alias("lines")).orderBy("bucket")
+    return [{"landed_after": row["delay_up_to"], "valid_lines": row["lines"]} for row in totals.collect()]
 
 
 def lines_by_reason(accounting: DataFrame) -> list[dict[str, Any]]:

@@ -96,6 +96,13 @@ def test_invalid_lines_carry_their_first_rule(first_report, truth):
     assert invalid == truth["feeds"]["visits"]["invalid_by_first_rule"]
 
 
+def test_late_lines_by_delay_match_the_truth(first_report, truth):
+    delays = {entry["landed_after"]: entry["valid_lines"] for entry in first_report["delays"]}
+    assert list(delays) == ["0 hours", "1 hour", "3 hours", "12 hours", "more"]
+    assert delays == truth["feeds"]["visits"]["valid_by_delay"]
+    assert min(delays.values()) > 0
+
+
 def test_page_views_by_hour_match_the_truth(first_report, lakehouse, truth):
     views: dict[str, dict[str, int]] = {}
     for row in lakehouse.table("gold_page_views_by_hour").collect():

@@ -65,6 +65,7 @@ def broken_rule(visit: Record) -> str | None:
 def read_visits(landing: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the counts of the visits feed, as truth.json has them, and the records that are kept."""
     partitions, precedence, rules = Counter[str](), Counter[str](), Counter[str]()
+    delays = Counter[str]()
     usable: dict[tuple[str, dt.datetime], list[tuple[str, str, Record]]] = defaultdict(list)
     for folder, line in lines_of(landing, "visits"):
         partitions[folder] += 1
@@ -78,6 +79,7 @@ def read_visits(landing: Path) -> tuple[dict[str, Any], list[Record]]:
             precedence["filtered"] += 1
         else:
             key = as_text(visit["visit_id"]), as_time(visit["event_time"])
+            delays[delay_bucket(folder, key[1])] += 1
             usable[key].append((folder, hashlib.sha256(line.encode()).hexdigest(), visit))
     kept = []
     for deliveries in usable.values():
@@ -91,8 +93,19 @@ def read_visits(landing: Path) -> tuple[dict[str, Any], list[Record]]:
         "partitions": dict(partitions),
         "precedence": dict(precedence),
         "invalid_by_first_rule": dict(rules),
+        "valid_by_delay": dict(delays),
     }
     return counts, kept
+
+
+def delay_bucket(folder: str, time: dt.datetime) -> str:
+    """How many folders after its own hour a line landed, by the names of truth.json."""
+    landed = dt.datetime.strptime(f"{folder}+0000", "date=%Y-%m-%d/hour=%H%z")
+    hours = (landed - time).total_seconds() / 3600  # negative in its own folder
+    for name, bound in (("0 hours", 0), ("1 hour", 1), ("3 hours", 3), ("12 hours", 12)):
+        if hours <= bound:
+            return name
+    return "more"
 
 
 def gold_of(kept: list[Record]) -> dict[str, Any]:
