@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from python_jobs.error_management.dead_letter import BatchAccount, Parameters
 from python_jobs.error_management.json_records import load_schema, parse_records
 from python_jobs.error_management.retryable import RetryPolicy
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters, run_job
+from python_jobs.tables import CONFLICTS
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
@@ -567,6 +569,15 @@ class TestReplay:
         assert letter.processed_at == before[0].processed_at, "when it was first seen"
         closed = failed.table("dead").where("status = 'replayed'").count()
         assert failed.table("main").count() + failed.table("dead").count() - closed == 4, "none is lost"
+
+    def test_two_replays_at_once_add_each_letter_once(self, failed: Stream) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            runs = [threads.submit(self.replay, failed) for _ in range(2)]
+        errors = [run.exception() for run in runs if run.exception() is not None]
+        assert len(errors) < 2
+        assert all(isinstance(error, CONFLICTS) for error in errors), errors
+        assert failed.table("main").count() == 3
+        assert failed.table("dead").where("status = 'replayed'").count() == 1
 
     def test_the_days_that_a_replay_touches_are_what_has_to_be_built_again(self, failed: Stream) -> None:
         """A table of visits by day, corrected for the reported days alone, is the one built from everything."""
