@@ -5,8 +5,10 @@ The stream reads 24 files, an hour of event time each, in batches of one file.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -45,6 +47,10 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     yield _stream(bench)
 
 
+def _folder(bench: Workbench, variant: str) -> Path:
+    return bench.folder / re.sub(r"\W+", "_", variant)
+
+
 def _batch(bench: Workbench) -> Comparison:
     spark, rows = bench.spark, bench.rows(BATCH_ROWS)
     render = MacroRenderer(bench.folder / "render", spark)
@@ -64,7 +70,7 @@ def _batch(bench: Workbench) -> Comparison:
     }
 
     def variant(name: str, query: Callable[[], DataFrame], kept: str = "true") -> Variant:
-        path = str(bench.folder / f"out {name}")
+        path = str(_folder(bench, name))
         return Variant(
             name,
             lambda: query().write.format("delta").mode("overwrite").save(path),
@@ -103,17 +109,23 @@ def _stream(bench: Workbench) -> Comparison:
     states: dict[str, list[int]] = {}
 
     def path(variant: str, name: str) -> str:
-        return str(bench.folder / variant / name)
+        return str(_folder(bench, variant) / name)
 
     def run_job(name: str, form: job.Form) -> None:
-        paths = {of: path(name, of) for of in ("target", "dead_letter", "checkpoint")}
         report = job.run(
             spark,
             Parameters(
-                source=source, **paths, key=["visit_id"], event_time="event_time", form=form, max_files_per_trigger=1,
+                source=source,
+                target=path(name, "target"),
+                dead_letter=path(name, "dead_letter"),
+                checkpoint=path(name, "checkpoint"),
+                key=["visit_id"],
+                event_time="event_time",
+                form=form,
+                max_files_per_trigger=1,
                 now="2026-01-02",
             ),
-        )  # fmt: skip
+        )
         states[name] = [batch["state_rows"] for batch in report["batches"]][:HOURS]
 
     def run_plain(name: str, keys: list[str], state_store: dict[str, str]) -> None:
@@ -131,7 +143,7 @@ def _stream(bench: Workbench) -> Comparison:
             name,
             run,
             lambda: spark.read.format("delta").load(path(name, "target")),
-            prepare=lambda: shutil.rmtree(bench.folder / name, ignore_errors=True),
+            prepare=lambda: shutil.rmtree(_folder(bench, name), ignore_errors=True),
         )
 
     def facts() -> dict[str, Any]:
@@ -148,8 +160,8 @@ def _stream(bench: Workbench) -> Comparison:
         title="A day of event time as a stream, watermark 10 minutes",
         rows=an_hour * HOURS,
         note=(
-            "24 batches of an hour each into a Delta table. The plain streams take the key with its event time; without "
-            "it, as the last fact shows, the state only grows."
+            "24 batches of an hour each into a Delta table. The plain streams take the key with its event time; "
+            "without it, as the last fact shows, the state only grows."
         ),
         variants=[
             variant(
