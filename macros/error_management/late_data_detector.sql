@@ -89,7 +89,7 @@ from counted
 select
     count(delay_seconds) as measured_rows,
     percentile(delay_seconds, {{ percentile }}) as percentile_seconds,
-    cast(ceil(percentile(delay_seconds, {{ percentile }}) * {{ factor }}) as bigint) as delay_seconds
+    ceil(percentile(delay_seconds, {{ percentile }}) * {{ factor }}) as delay_seconds
 from (
     select {{ lakehouse_patterns._delay_seconds(event_time, arrived_at) }} as delay_seconds
     from {{ relation }}
