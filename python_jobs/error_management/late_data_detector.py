@@ -79,6 +79,8 @@ WATERMARKS_TYPE = (
     "partitions array<struct<source: string, partition: string, event_at: timestamp, seen_at: timestamp>>, "
     "read bigint, on_time bigint, late bigint, dead bigint"
 )
+# Python's times end in year 1, Spark's don't: a partition of such records alone counts as having come this far.
+_EARLIEST = to_micros(dt.datetime(1000, 1, 1, tzinfo=dt.UTC))
 # A text without a date, such as '10:15', would be read as a time of today: another one when the batch runs again.
 _DATED = r"^\s*\d{4,6}-\d"
 
@@ -338,7 +340,7 @@ class Splitter(BatchFunction):
             .agg(
                 F.count(F.lit(1)).alias("read"),
                 F.count_if("is_late").alias("late"),
-                F.unix_micros(F.max("event_at")).alias("latest"),
+                F.greatest(F.unix_micros(F.max("event_at")), F.lit(_EARLIEST)).alias("latest"),
             )
             .collect()
         )

@@ -59,7 +59,10 @@ class TestWatermark:
         first, _ = judge(State(), "10:06")
         earlier, late = judge(first, "09:50")
         assert (earlier.watermark, late) == (at("09:36"), [])
+        assert earlier.partitions == first.partitions
         assert judge(earlier) == (earlier, [])
+        another_partition = advance(earlier, {("s", "1"): at("08:00")}, HALF_AN_HOUR, at("12:00"))
+        assert another_partition.watermark == at("09:36")
         assert judge(State()) == (State(), [])
 
     def test_a_batch_is_judged_by_the_watermark_before_it(self) -> None:
@@ -167,16 +170,16 @@ class TestSplit:
         )
         stream.append((9, None), (10, "nope"), (11, "10h15"), (12, "2031-01-01T00:00:00Z"))
         stream.append((13, "09:37"), (14, "09:36:59.999999"))
-        stream.append((17, "08:00"), (18, "07:00"))
+        stream.append((17, "08:00"), (18, "07:00"), (19, "0000-01-01T00:00:00Z", "visits", 1))
         return stream, stream.run(max_files_per_trigger=1)
 
     def test_on_time_and_late_are_disjoint_and_together_all_that_can_be_judged(self, ran: Any) -> None:
         stream, report = ran
-        assert_rows(stream.table("late"), [(4,), (5,), (14,), (17,), (18,)], ["visit_id"])
+        assert_rows(stream.table("late"), [(4,), (5,), (14,), (17,), (18,), (19,)], ["visit_id"])
         assert_rows(stream.table("on_time"), [(1,), (2,), (3,), (6,), (7,), (8,), (13,)], ["visit_id"])
         assert_rows(stream.table("dead_letter"), [(9,), (10,), (11,), (12,)], ["visit_id"])
-        assert (report["read"], report["on_time"], report["late"], report["dead"]) == (16, 7, 5, 4)
-        assert report["late_share"] == 0.3125
+        assert (report["read"], report["on_time"], report["late"], report["dead"]) == (17, 7, 6, 4)
+        assert report["late_share"] == 0.352941
 
     def test_a_late_row_says_by_which_watermark_and_how_late_it_came(self, ran: Any) -> None:
         stream, _ = ran
@@ -234,7 +237,7 @@ class TestSplit:
                 (1, at("09:36"), at("09:37"), 5, 3, 2, 0),
                 (2, at("09:37"), at("09:37"), 4, 0, 0, 4),
                 (3, at("09:37"), at("09:37"), 2, 1, 1, 0),
-                (4, at("09:37"), at("09:37"), 2, 0, 2, 0),
+                (4, at("09:37"), at("09:37"), 3, 0, 3, 0),
             ],
             ["batch_id", "input_watermark", "watermark", "read", "on_time", "late", "dead"],
         )
