@@ -148,9 +148,10 @@ def _stream(bench: Workbench) -> Comparison:
 
     def facts() -> dict[str, Any]:
         run_plain(f"{plain} without event time", ["visit_id"], STATE_STORE)
+        hours = (2, HOURS // 2, HOURS)
         return {
-            f"state rows after hours 2, 12 and 24, {name}": ", ".join(
-                f"{rows[hour]:,}" for hour in (1, 11, 23)
+            f"state rows after hours {hours[0]}, {hours[1]} and {hours[2]}, {name}": ", ".join(
+                f"{rows[hour - 1]:,}" for hour in hours
             )
             for name, rows in states.items()
         }
