@@ -20,10 +20,11 @@ from python_jobs.error_management.dynamic_late_data_integrator import Parameters
 from python_jobs.error_management.late_partitions import DateProcessor
 from python_jobs.error_management.late_state import DateState, State, StateTable
 from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, NotReady, WrongUse
+from python_jobs.job import JobFailed, NotReady, WrongUse, run_job
 from tests.patterns.error_management.late_data import QUERY, VisitsByDate
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
+from tests.support.snippets import snippet
 
 JOB = REPOSITORY / "python_jobs" / "error_management" / "dynamic_late_data_integrator.py"
 NOW = "2024-12-15T06:00:00"
@@ -84,9 +85,9 @@ def test_compaction_is_no_late_data(tables: Tables) -> None:
     tables.append("2024-12-10")
     tables.integrate("2024-12-12")
     tables.sql("optimize {}")
-    assert tables.plan("2024-12-13", "after_optimize") == []
+    assert tables.plan("2024-12-13", "daily") == []
     tables.sql("delete from {} where event_date = '2024-12-10'")
-    assert tables.plan("2024-12-13", "after_delete") == ["2024-12-10"]
+    assert tables.plan("2024-12-13", "daily") == ["2024-12-10"]
 
 
 def test_what_is_committed_while_a_date_is_processed_is_late_for_the_next_run(tables: Tables) -> None:
@@ -194,6 +195,24 @@ def test_a_log_that_does_not_reach_back_makes_all_dates_late_rather_than_none(ta
     for version in range(3):
         (log / f"{version:020}.json").unlink()
     assert tables.plan("2024-12-13", "daily") == ["2024-12-10", "2024-12-11", "2024-12-12"]
+
+
+def test_job_snippet_of_the_page(tables: Tables, tmp_path: Path) -> None:
+    test = (
+        "tests/patterns/error_management/test_dynamic_late_data_integrator.py::test_job_snippet_of_the_page"
+    )
+    text = snippet("docs/error_management.md", test).replace("lakehouse/gold", str(tmp_path / "gold"))
+    config, report = tmp_path / "statistics.yml", tmp_path / "report.json"
+    config.write_text(
+        text.replace("lakehouse/silver/silver_visits", tables.source).replace(" page", " visit_id"),
+        encoding="utf-8",
+    )
+    argv = ["--config", str(config), "--date", "2024-12-12", "--max_partitions", "1", "--report", str(report)]
+    with pytest.raises(SystemExit) as end:
+        run_job(Parameters, run, argv)
+    assert end.value.code == 0
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert (found["late"], found["postponed"]) == (["2024-12-10"], ["2024-12-11"])
 
 
 # --- Who plans what, without tables ---------------------------------------------------------------------

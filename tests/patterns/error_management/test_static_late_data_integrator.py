@@ -11,9 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from python_jobs.error_management.static_late_data_integrator import Parameters, order, run
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
 from tests.patterns.error_management.late_data import QUERY, VisitsByDate
 from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +170,24 @@ def test_wrong_use(others: dict[str, Any], sentence: str) -> None:
     parameters = {"source": "a", "target": "b", "query": QUERY, "date": "2024-12-31"}
     with pytest.raises(WrongUse, match=sentence):
         Parameters(**(parameters | others))
+
+
+def test_job_snippet_of_the_page(december: VisitsByDate, tmp_path: Path) -> None:
+    test = "tests/patterns/error_management/test_static_late_data_integrator.py::test_job_snippet_of_the_page"
+    text = snippet("docs/error_management.md", test).replace("lakehouse/gold", str(tmp_path))
+    config = tmp_path / "statistics.yml"
+    config.write_text(
+        text.replace("lakehouse/silver/silver_visits", december.source).replace(" page", " visit_id"),
+        encoding="utf-8",
+    )
+    argv = ["--config", str(config), "--date", "2024-12-30", "--lookback_days", "1"]
+    with pytest.raises(SystemExit) as end:
+        run_job(Parameters, run, argv)
+    assert end.value.code == 0
+    written = VisitsByDate(december.spark, tmp_path)
+    assert len(list((tmp_path / "statistics_rewritten").glob("*.json"))) == 1
+    days = written.spark.read.format("delta").load(written.target).select("event_date").distinct()
+    assert_rows(days.selectExpr("string(event_date)"), [("2024-12-29",), ("2024-12-30",)])
 
 
 def test_tables_that_can_not_be_integrated(spark: SparkSession, tmp_path: Path) -> None:
