@@ -44,7 +44,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -56,6 +55,7 @@ from python_jobs.delta_streams import (
     append,
     await_end,
     create_table,
+    evaluated_once,
     nullable,
     parse_duration,
     start_stream,
@@ -265,15 +265,12 @@ class BatchWriter(BatchFunction):
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Process one batch of source records."""
         case = self._poison(rows, batch_id)
-        parsed = self.parse(_without(rows, case)).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        with evaluated_once(self.parse(_without(rows, case))) as parsed:
             record = [F.col(f"`{name}`") for name in rows.columns]
             judged = parsed.select(*record, ERROR_CLASS, ERROR_MESSAGE)
             if case.pills:
                 judged = judged.unionByName(_pill_rows(rows, case))
             self._publish(parsed, judged, rows.columns, batch_id)
-        finally:
-            parsed.unpersist()
 
     def _poison(self, rows: DataFrame, batch_id: int) -> Case:
         """Return the batch's case; its pills are searched for once the batch has failed often enough."""

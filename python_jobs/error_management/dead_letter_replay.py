@@ -29,10 +29,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.delta_streams import evaluated_once
 from python_jobs.error_management.dead_letter import (
     DEAD_LETTER_COLUMNS,
     PARKED,
@@ -138,14 +138,14 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     statuses = [PENDING, PARKED] if params.include_parked else [PENDING]
     pending = letters.toDF().where(F.col("status").isin(statuses)).where(params.where or "true")
     record_columns = [name for name in pending.columns if name not in DEAD_LETTER_COLUMNS]
-    parsed = parse_records(
+    judged = parse_records(
         pending.select(*record_columns, F.struct("dead_letter_id", "attempts").alias(_LETTER)),
         load_schema(params.schema),
         params.payload_column,
         params.derive,
         params.require,
-    ).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    )
+    with evaluated_once(judged) as parsed:
         rows = replay_rows(parsed, params.job_name, params.job_version, now)
         _check_columns(rows, target.toDF(), params.target)
         updates = letter_updates(parsed, params.max_attempts)
@@ -169,8 +169,6 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
                     "status_changed_at": f"cast('{now}' as timestamp)",
                 }
             ).execute()
-    finally:
-        parsed.unpersist()
     return {
         "read": sum(counts.values()),
         "replayed": counts.get(REPLAYED, 0),

@@ -44,7 +44,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
-from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -57,6 +56,7 @@ from python_jobs.delta_streams import (
     append,
     await_end,
     create_table,
+    evaluated_once,
     nullable,
     parse_duration,
     start_stream,
@@ -232,12 +232,9 @@ class UniqueWriter(BatchFunction):
         """Write what the state let through, and what never reached it."""
         # Counted even where there is nothing to write, and kept: the state's changes are made as the rows are read,
         # and Delta skips the write of a batch that it has already.
-        kept = rows.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        with evaluated_once(rows) as kept:
             counts = {row[ERROR_CLASS]: row["count"] for row in kept.groupBy(ERROR_CLASS).count().collect()}
             self._publish(kept, batch_id, unique=counts.pop(None, 0), errors=counts)
-        finally:
-            kept.unpersist()
 
     def _publish(self, kept: DataFrame, batch_id: int, unique: int, errors: dict[str, int]) -> None:
         params, dead = self.params, sum(errors.values())

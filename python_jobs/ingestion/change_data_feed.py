@@ -44,7 +44,6 @@ from operator import or_
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -58,6 +57,7 @@ from python_jobs.delta_streams import (
     append,
     await_end,
     create_table,
+    evaluated_once,
     parse_duration,
     start_stream,
     table_id,
@@ -222,18 +222,16 @@ class Publisher(BatchFunction):
             done = transaction_version(rows.sparkSession, params.target, self._writer_id)
             if done is not None and done >= batch_id:
                 return
-        changes = events(rows, params.key, self._source_id).persist(StorageLevel.MEMORY_AND_DISK)
+        counted = dict.fromkeys(_NAMES.values(), 0)
         try:
-            # Counting evaluates every event, so that nothing of a batch with an unusable key is published.
-            counted = dict.fromkeys(_NAMES.values(), 0)
-            counted |= {_NAMES[op]: count for op, count in changes.groupBy("op").count().collect()}
-            if sum(counted.values()):
-                self._publish(changes, batch_id)
-                self.last_version = changes.agg(F.max("commit_version")).collect()[0][0]
+            with evaluated_once(events(rows, params.key, self._source_id)) as changes:
+                # Counting evaluates every event, so that nothing of a batch with an unusable key is published.
+                counted |= {_NAMES[op]: count for op, count in changes.groupBy("op").count().collect()}
+                if sum(counted.values()):
+                    self._publish(changes, batch_id)
+                    self.last_version = changes.agg(F.max("commit_version")).collect()[0][0]
         except (PySparkException, Py4JJavaError) as failure:
             raise _one_sentence(failure, params) or failure from failure
-        finally:
-            changes.unpersist()
         self.batches.append({"batch_id": batch_id, **counted})
         self.totals = {name: total + counted[name] for name, total in self.totals.items()}
 
