@@ -27,11 +27,10 @@ files for the latter); a shuffle by key; each batch is kept until both tables ha
 
 Submit (available data, then stop)::
 
-    spark-submit python_jobs/error_management/windowed_deduplicator.py \
-        --source lakehouse/bronze/bronze_visits --target lakehouse/silver/silver_visits_unique \
-        --dead_letter lakehouse/silver/silver_visits_undated --checkpoint lakehouse/checkpoints/visits_unique \
-        --key '["get_json_object(payload, \'$.visit_id\')"]' \
-        --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" --watermark "10 minutes"
+    spark-submit python_jobs/error_management/windowed_deduplicator.py \\
+        --source lakehouse/bronze/bronze_visits --target lakehouse/silver/silver_visits_unique \\
+        --dead_letter lakehouse/silver/silver_visits_undated --checkpoint lakehouse/checkpoints/visits_unique \\
+        --key '[visit_id]' --event_time event_time --watermark "10 minutes"
 
 Source: Data Engineering Design Patterns, chapter 3, Windowed Deduplicator.
 """
