@@ -104,8 +104,8 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         rows=rows,
         note=(
             f"{BATCHES} batches. The plain stream appends all rows to one table; the detector writes each row with its "
-            "watermark and delay, the late ones to their own table, and one row a batch for the watermark; it also makes "
-            "its four tables."
+            "watermark and delay, the late ones to their own table, and one row a batch for the watermark; it also "
+            "makes its four tables."
         ),
         variants=[
             Variant("plain stream", plain, lambda: table("plain", "target"), lambda: clear("plain")),
