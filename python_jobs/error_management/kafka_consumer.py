@@ -55,6 +55,19 @@ Positions = Callable[[Sequence[int]], Mapping[int, int]]
 """From partitions to the next offset of those that have one."""
 
 _POLL_SECONDS = 0.2
+# librdkafka's own retriable() says no to all of them outside of transactions.
+_PASSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _RECORD_TYPES = (
     "value binary, key binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -224,7 +237,7 @@ class CheckpointedConsumer:
             position.offset = surviving_offset(self._consumer, position, self.source.fail_on_data_loss)
             self.next_offsets[partition] = position.offset
             self._consumer.seek(position)
-        elif error.code() != KafkaError._PARTITION_EOF and not error.retriable():
+        elif error.code() != KafkaError._PARTITION_EOF and error.code() not in _PASSING:
             raise KafkaException(error)
         return error.code() == KafkaError._PARTITION_EOF
 
@@ -333,8 +346,8 @@ def _retrier() -> Retrier:
     """Return what waits for leaders and coordinators, which a broker that has just started doesn't have yet."""
 
     def classify(error: BaseException) -> Failure:
-        retriable = isinstance(error, KafkaException) and error.args[0].retriable()
-        return Failure.TRANSIENT if retriable else Failure.UNKNOWN
+        passes = isinstance(error, KafkaException) and error.args[0].code() in _PASSING
+        return Failure.TRANSIENT if passes else Failure.UNKNOWN
 
     policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)
     return Retrier(policy, classifier=classify)

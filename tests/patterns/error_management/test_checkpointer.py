@@ -7,12 +7,12 @@ import datetime as dt
 import json
 import shlex
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.delta_streams import BatchFunction, append, await_end, start_stream
@@ -24,6 +24,7 @@ from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_pa
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.kafka
 PAGE = "docs/error_management.md"
@@ -251,7 +252,14 @@ def test_a_rewind_reports_writes_and_refuses_to_skip(broker: Broker, topic: str)
     broker.produce(two, [visit("a", minute) for minute in range(5)] + [visit("b", 1, partition=1)])
     client = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "rewound"}
     with closing(Consumer(client)) as consumer:
-        consumer.commit(offsets=[TopicPartition(two, 0, 5), TopicPartition(two, 1, 0)], asynchronous=False)
+        before = [TopicPartition(two, 0, 5), TopicPartition(two, 1, 0)]
+
+        def is_committed() -> bool:
+            with suppress(KafkaException):  # a broker that has just started coordinates no group yet
+                return bool(consumer.commit(offsets=before, asynchronous=False))
+            return False
+
+        eventually(is_committed)
 
     words = shlex.split(
         snippet(PAGE, f"{HERE}::test_a_rewind_reports_writes_and_refuses_to_skip").replace("\\\n", " ")
