@@ -15,7 +15,8 @@
 {% macro default__lookback_dates(date, days) %}
     {#- The dates before `date`, in order, as texts. -#}
     {%- do lakehouse_patterns.require(
-        modules.re.fullmatch('\\d{4}-\\d{2}-\\d{2}', date | string), "date must be a date such as 2024-12-31, got '" ~ date ~ "'"
+        modules.re.fullmatch('\\d{4}-\\d{2}-\\d{2}', date | string),
+        "date must be a date such as 2024-12-31, got '" ~ date ~ "'"
     ) -%}
     {%- do lakehouse_patterns.require(
         days is integer and days >= 0, "days must be a whole number, 0 or more, got '" ~ days ~ "'"
@@ -37,6 +38,9 @@
     {%- if not execute -%}
         {{ return('') }}
     {%- endif -%}
+    {%- do lakehouse_patterns.require(
+        days is integer and days >= 0, "days must be a whole number, 0 or more, got '" ~ days ~ "'"
+    ) -%}
     {%- set column = adapter.quote(column) -%}
     {#- Rendered here: as a text, a relation in a microbatch model is cut down to the rows of the batch. -#}
     {%- set relation = relation.render() -%}

@@ -16,15 +16,17 @@ from tests.support.snippets import snippet
 PAGE = "docs/error_management.md"
 THIS = "tests/patterns/error_management/test_late_data_integrator_sql.py::"
 
-# dbt's end of the last batch is its own clock's.
-TODAY, BEFORE, TWO_BEFORE = (
-    (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=days)).isoformat() for days in range(3)
-)
+
+@pytest.fixture(scope="module")
+def dates() -> list[str]:
+    """Today and the two days before, asked for when they are needed: the end of dbt's last batch is its clock's."""
+    today = dt.datetime.now(dt.UTC).date()
+    return [(today - dt.timedelta(days=days)).isoformat() for days in range(3)]
 
 
-def model(hook: bool) -> str:
+def model(hook: bool, begin: str) -> str:
     text = snippet(PAGE, f"{THIS}test_only_the_lookback_is_replaced_and_vanished_dates_are_cleared")
-    text = text.replace("2024-01-01", TWO_BEFORE).replace("lookback=15", "lookback=1")
+    text = text.replace("2024-01-01", begin).replace("lookback=15", "lookback=1")
     if hook:
         return text
     (line,) = (line for line in text.splitlines(keepends=True) if "post_hook" in line)
@@ -32,13 +34,13 @@ def model(hook: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def project(make_project: Callable[..., DbtProject]) -> DbtProject:
+def project(make_project: Callable[..., DbtProject], dates: list[str]) -> DbtProject:
     files = {
         "models/visits.yml": "models: [{name: silver_visits, config: {event_time: event_date}}]",
         "models/silver_visits.sql": "{{ config(materialized='view') }}\n"
         "select * from {{ target.schema }}.visits",
-        "models/statistics.sql": model(hook=True),
-        "models/statistics_without_hook.sql": model(hook=False),
+        "models/statistics.sql": model(hook=True, begin=dates[-1]),
+        "models/statistics_without_hook.sql": model(hook=False, begin=dates[-1]),
     }
     return make_project(files)
 
@@ -53,21 +55,24 @@ def counts(project: DbtProject, name: str) -> dict[str, int]:
     return {str(row.event_date): row.visits for row in project.table(name).collect()}
 
 
-def test_only_the_lookback_is_replaced_and_vanished_dates_are_cleared(project: DbtProject) -> None:
-    land(project, TWO_BEFORE, BEFORE, TODAY)
+def test_only_the_lookback_is_replaced_and_vanished_dates_are_cleared(
+    project: DbtProject, dates: list[str]
+) -> None:
+    today, before, two_before = dates
+    land(project, two_before, before, today)
     project.run("run")
-    land(project, TWO_BEFORE, TWO_BEFORE, BEFORE, BEFORE, TODAY)
+    land(project, two_before, two_before, before, before, today)
     project.run("run", "--select", "statistics")
-    assert counts(project, "statistics") == {TWO_BEFORE: 1, BEFORE: 2, TODAY: 1}
+    assert counts(project, "statistics") == {two_before: 1, before: 2, today: 1}
     # A backfill that names its start has no lookback.
-    land(project, TWO_BEFORE, BEFORE, BEFORE, BEFORE, TODAY, TODAY)
-    end = (dt.date.fromisoformat(TODAY) + dt.timedelta(days=1)).isoformat()
-    project.run("run", "--select", "statistics", "--event-time-start", TODAY, "--event-time-end", end)
-    assert counts(project, "statistics") == {TWO_BEFORE: 1, BEFORE: 2, TODAY: 2}
-    land(project, TWO_BEFORE, TODAY)
+    land(project, two_before, before, before, before, today, today)
+    end = (dt.date.fromisoformat(today) + dt.timedelta(days=1)).isoformat()
+    project.run("run", "--select", "statistics", "--event-time-start", today, "--event-time-end", end)
+    assert counts(project, "statistics") == {two_before: 1, before: 2, today: 2}
+    land(project, two_before, today)
     project.run("run", "--select", "statistics statistics_without_hook")
-    assert counts(project, "statistics_without_hook") == {TWO_BEFORE: 1, BEFORE: 1, TODAY: 1}
-    assert counts(project, "statistics") == {TWO_BEFORE: 1, TODAY: 1}
+    assert counts(project, "statistics_without_hook") == {two_before: 1, before: 1, today: 1}
+    assert counts(project, "statistics") == {two_before: 1, today: 1}
 
 
 def test_the_macro_lists_the_dates_that_a_backfill_must_name(
