@@ -16,7 +16,11 @@ TEST_SETTINGS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
-    "spark.driver.memory": "1g",
+    "spark.driver.memory": "2g",
+    # An operator takes a page of memory at once, by default a sixteenth of all; a session that has run a thousand tests
+    # holds so many cached snapshots of Delta tables that a plan of many operators found no page any more.
+    "spark.buffer.pageSize": "2m",
+    "spark.memory.storageFraction": "0.1",
     # A short-lived JVM spends most of its time compiling; the first compiler alone halves a test's CPU time.
     "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     # Its cache of 48 MB is full after a few modules, and nothing is compiled from then on.

@@ -185,7 +185,8 @@ def test_wrong_use_gives_one_sentence(counts: Counts) -> None:
             counts.parameters(**changes)
 
 
-def test_the_command_of_the_page(counts: Counts) -> None:
+def test_the_command_of_the_page(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")  # its folders are relative, and this checkout may lie in a temporary folder
     command = snippet(PAGE, f"{HERE}::test_the_command_of_the_page").replace("\\\n", " ")
     words = shlex.split(command)
     assert words[:2] == ["spark-submit", "python_jobs/error_management/checkpointer.py"]
