@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from python_jobs.delta_streams import create_table, parse_duration
 from python_jobs.error_management.dead_letter import DISCARDED, PARKED, PENDING
 from python_jobs.error_management.json_records import ERROR_CLASS
-from python_jobs.intervals import parse_time
+from python_jobs.intervals import parse_time, to_micros
 from python_jobs.job import DataRefused, WrongUse, run_job, utc_now
 from python_jobs.tables import commit_metrics, delta_table, latest_version, read_table
 
@@ -127,7 +127,7 @@ def depth(letters: DataFrame, now: dt.datetime) -> dict[str, Any]:
     oldest = F.unix_micros(F.min(F.when(is_open(), F.col("processed_at"))))
     row = letters.agg(
         F.count_if(is_open()).alias("open"),
-        ((F.lit(int(now.timestamp() * 1_000_000)) - oldest) / 3_600_000_000).alias("age_hours"),
+        ((F.lit(to_micros(now)) - oldest) / 3_600_000_000).alias("age_hours"),
         F.count_if(today).alias("per_day"),
     ).collect()[0]
     statuses = letters.groupBy("status").count().orderBy("status").collect()

@@ -29,7 +29,6 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 
 from __future__ import annotations
 
-import datetime as dt
 import signal
 import threading
 import time
@@ -43,7 +42,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
 from python_jobs.ingestion.change_data_capture import bronze_rows
-from python_jobs.intervals import parse_time
+from python_jobs.intervals import from_micros, parse_time, to_micros
 from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
 from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, surviving_offset, topic_partitions
 from python_jobs.kafka_topics import refuse_secrets
@@ -68,7 +67,6 @@ _PASSING = {
     KafkaError._TRANSPORT,
     KafkaError._WAIT_COORD,
 }
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _RECORD_TYPES = (
     "value binary, key binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
@@ -295,13 +293,12 @@ class TableSink:
         rows = [
             (
                 record.value(), record.key(), record.topic(), record.partition(), record.offset(),
-                _EPOCH + dt.timedelta(milliseconds=record.timestamp()[1]), list(record.headers() or []) or None,
+                from_micros(record.timestamp()[1] * 1_000), list(record.headers() or []) or None,
             )
             for record in records
         ]  # fmt: skip
-        ingested_at = (now - _EPOCH) // dt.timedelta(microseconds=1)
         # One file a commit: the records are few.
-        return bronze_rows(self._spark.createDataFrame(rows, _RECORD_TYPES), ingested_at, {}).coalesce(1)
+        return bronze_rows(self._spark.createDataFrame(rows, _RECORD_TYPES), to_micros(now), {}).coalesce(1)
 
 
 def positions_behind(records: Sequence[Message]) -> dict[int, int]:

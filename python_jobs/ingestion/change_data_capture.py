@@ -27,7 +27,6 @@ Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import logging
 from collections import deque
@@ -44,7 +43,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
 from python_jobs.delta_streams import BatchFunction, append, await_end, parse_duration, table_id
-from python_jobs.intervals import parse_time
+from python_jobs.intervals import parse_time, to_micros
 from python_jobs.job import WrongUse, run_job, utc_now
 from python_jobs.kafka_topics import (
     SOURCE_FAILURES,
@@ -77,8 +76,6 @@ _PROPERTIES = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "topic,partition,offset,timestamp,ingested_at",
 }
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 # How Spark writes "from the first" and "from the end" for one partition.
 _STARTS = {"earliest": -2, "latest": -1}
 
@@ -174,7 +171,7 @@ class Appender(BatchFunction):
             return
         now = utc_now() if self._params.now is None else parse_time(self._params.now)
         # Rises with every batch even if the clock doesn't.
-        ingested_at = max((now - _EPOCH) // _MICROSECOND, self._last_ingested_at + 1)
+        ingested_at = max(to_micros(now), self._last_ingested_at + 1)
         observation = Observation()
         bronze = bronze_rows(rows, ingested_at, self._params.derive).observe(
             observation, F.count(F.lit(1)).alias("records")
