@@ -34,6 +34,14 @@ import tenacity
 from psycopg import sql
 
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from services.postgres_relations import (
+    Connection,
+    connect_by_environment,
+    count_rows,
+    execute,
+    exists,
+    replace_view,
+)
 
 _CHUNK = 1 << 20
 _WAIT_BETWEEN_TRIES_SECONDS = 0.2
@@ -86,9 +94,6 @@ class Parameters:
     def table(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""
         return sql.Identifier(*f"{self.target}{suffix}".split("."))
-
-
-Connection = psycopg.Connection[Any]
 
 
 # --- the two steps: each is a task that an orchestrator can retry alone ---------------------------------
@@ -163,28 +168,28 @@ def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
         connection.execute(
             sql.SQL("set local lock_timeout = {}").format(sql.Literal(f"{parameters.lock_seconds}s"))
         )
-        is_fresh = _exists(connection, loaded)
-        if not is_fresh and not _exists(connection, named):
+        is_fresh = exists(connection, loaded)
+        if not is_fresh and not exists(connection, named):
             raise WrongUse(f"version {parameters.version_name} of {parameters.target} is not there")
         counts = _check(connection, parameters, loaded if is_fresh else named)
-        if _exists(connection, parameters.table()):
+        if exists(connection, parameters.table()):
             # As readers do, the view first and then its table: the other way round they would block each other.
-            _execute(connection, "lock table {} in access exclusive mode", parameters.table())
-        replaces = is_fresh and _exists(connection, named)
+            execute(connection, "lock table {} in access exclusive mode", parameters.table())
+        replaces = is_fresh and exists(connection, named)
         if replaces:  # a view follows its table's renaming: readers still see the old rows
-            _execute(connection, "alter table {} rename to {}", named, old)
+            execute(connection, "alter table {} rename to {}", named, old)
         if is_fresh:
-            _execute(connection, "alter table {} rename to {}", loaded, named)
-        _point_view(connection, parameters, named)
+            execute(connection, "alter table {} rename to {}", loaded, named)
+        replace_view(connection, parameters.table(), sql.SQL("select * from {}").format(named))
         if replaces:
-            _execute(connection, "drop table {}", old)
+            execute(connection, "drop table {}", old)
     return counts
 
 
 def _check(connection: Connection, parameters: Parameters, table: sql.Identifier) -> dict[str, Any]:
-    rows = _count(connection, table)
+    rows = count_rows(connection, table)
     view = parameters.table()
-    shown = _count(connection, view) if _exists(connection, view) else 0
+    shown = count_rows(connection, view) if exists(connection, view) else 0
     least = shown * (1 - parameters.max_shrink_percent / 100)
     if rows < parameters.min_rows or rows < least:
         raise DataRefused(
@@ -194,34 +199,6 @@ def _check(connection: Connection, parameters: Parameters, table: sql.Identifier
             f"{parameters.target} stays as it is"
         )
     return {"rows": rows, "previous_rows": shown}
-
-
-def _point_view(connection: Connection, parameters: Parameters, table: sql.Identifier) -> None:
-    view = parameters.table()
-    create = "view {} as select * from {}"
-    if not _exists(connection, view):
-        _execute(connection, f"create {create}", view, table)
-        return
-    before, after = _columns(connection, view), _columns(connection, table)
-    if after[: len(before)] == before:
-        _execute(connection, f"create or replace {create}", view, table)
-        return
-    grants = connection.execute(
-        "select grantee::regrole::text, privilege_type, is_grantable "
-        "from pg_class, aclexplode(relacl) where oid = %s::regclass and grantee <> 0 and grantee <> relowner",
-        [view.as_string(connection)],
-    ).fetchall()
-    to_all = connection.execute(
-        "select privilege_type from pg_class, aclexplode(relacl) where oid = %s::regclass and grantee = 0",
-        [view.as_string(connection)],
-    ).fetchall()
-    _execute(connection, "drop view {}", view)
-    _execute(connection, f"create {create}", view, table)
-    statements = [(privilege, "public", False) for (privilege,) in to_all]
-    statements += [(privilege, grantee, grantable) for grantee, privilege, grantable in grants]
-    for privilege, grantee, grantable in statements:  # regrole::text is quoted already
-        option = " with grant option" if grantable else ""
-        _execute(connection, f"grant {privilege} on {{}} to {grantee}{option}", view)
 
 
 def drop_old_versions(connection: Connection, parameters: Parameters) -> list[str]:
@@ -235,7 +212,7 @@ def drop_old_versions(connection: Connection, parameters: Parameters) -> list[st
     versions = [table.removeprefix(f"{name}_") for (table,) in tables]
     old = [v for v in versions[: -parameters.keep_versions] if v != parameters.version_name]
     for version in old:
-        _execute(connection, "drop table {}", parameters.table(f"_{version}"))
+        execute(connection, "drop table {}", parameters.table(f"_{version}"))
     return old
 
 
@@ -250,7 +227,7 @@ def run(parameters: Parameters, connect: Callable[[], Connection] | None = None)
         "version": parameters.version_name,
     }
     try:
-        with (connect or _connect)() as connection:
+        with (connect or connect_by_environment)() as connection:
             if parameters.step != "expose":
                 report["rows"] = load(connection, parameters)
             if parameters.step != "load":
@@ -259,34 +236,6 @@ def run(parameters: Parameters, connect: Callable[[], Connection] | None = None)
     except psycopg.OperationalError as failure:
         raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
     return report | {"exposed": parameters.step != "load"}
-
-
-def _connect() -> Connection:
-    return psycopg.connect("", autocommit=True)
-
-
-def _exists(connection: Connection, relation: sql.Identifier) -> bool:
-    found = connection.execute("select to_regclass(%s)", [relation.as_string(connection)]).fetchone()
-    return found is not None and found[0] is not None
-
-
-def _count(connection: Connection, relation: sql.Identifier) -> int:
-    row = connection.execute(sql.SQL("select count(*) from {}").format(relation)).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def _columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:
-    """Return names and types, in order."""
-    return connection.execute(
-        "select attname, format_type(atttypid, atttypmod) from pg_attribute "
-        "where attrelid = %s::regclass and attnum > 0 and not attisdropped order by attnum",
-        [relation.as_string(connection)],
-    ).fetchall()
-
-
-def _execute(connection: Connection, statement: str, *names: sql.Identifier) -> None:
-    connection.execute(sql.SQL(statement).format(*names))
 
 
 if __name__ == "__main__":
