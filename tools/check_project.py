@@ -5,6 +5,7 @@ dbt-spark's temporary views carry only the alias, so two models with one alias w
 SQL text: conversions that raise under ANSI and give NULL without it are `try_` ones (dbt-spark turns ANSI
 off, Spark 4 jobs have it on); public macros dispatch.
 Records: no reader drops what it can't parse; such records go to a dead-letter table.
+Reruns: no update adds to what is stored, which a second run would do again.
 Files: nothing of one machine, no registry address, no jar, nothing above 1 MB.
 
     python -m tools.check_project
@@ -41,6 +42,9 @@ SUBSCRIPT = r"(?<=[\w)])\[\s*[\w']+\s*\]"  # column[0], map['key']: not looked f
 TOTAL_CAST = re.compile(r"\s*(?:(?:null|'[^']*'|-?\d+)\s+as\s.*|.*\sas\s+string\s*)", re.I | re.DOTALL)
 SAFE = re.compile(r"ansi-safe: \S")
 
+# A stored value as a sum or difference of itself: `set visits = visits + 1`, `set t.visits = t.visits + s.visits`.
+INCREMENT = r"(?:\bset\s+|,\s*)(?:\w+\.)?`?(\w+)`?\s*=\s*(?:\w+\.)?`?\1`?\s*[+-]"
+
 REGISTRY = r"https?://[^\s\"'/]*(?:pypi|artifactory|nexus|maven|registry)[\w.:-]*/\w"
 FOREIGN_TEXT = {
     r"(?<![\w.$}\"'])/(?:home|Users)/[a-z]\w*": "a path of one machine",
@@ -72,6 +76,7 @@ def main() -> int:
             *silent_drops(
                 [*sql, *(p for f in ("python_jobs", "services") for p in (ROOT / f).rglob("*.py"))]
             ),
+            *increments(sql),
             *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
         ]
     )
@@ -150,6 +155,15 @@ def unsafe_conversions(files: Iterable[Path]) -> Iterator[str]:
             line = sql.count("\n", 0, match.start()) + 1
             if line not in marked:
                 yield f"{path}:{line}: '{match[0].strip()}' depends on the ANSI mode, use {instead}"
+
+
+def increments(files: Iterable[Path]) -> Iterator[str]:
+    """Yield a line for each update that adds to a stored value instead of setting it."""
+    for path in files:
+        sql = _without_jinja(_without_sql_comments(without_comments(path.read_text(encoding="utf-8"))))
+        for match in re.finditer(INCREMENT, sql, re.I):
+            line = sql.count("\n", 0, match.start(1)) + 1
+            yield f"{path}:{line}: '{match[1]}' is added to, and again by a rerun: set it to an absolute value"
 
 
 def macros_without_dispatch(macros: Path) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 from tools.check_project import (
     Relation,
     foreign_files,
+    increments,
     macros_without_dispatch,
     misnamed_relations,
     silent_drops,
@@ -144,6 +145,25 @@ def test_a_reader_that_drops_malformed_records_is_found(tmp_path: Path, line: st
     lines = list(silent_drops([tmp_path / "job.py"]))
     assert len(lines) == found
     assert all(text.startswith(f"{tmp_path / 'job.py'}:2: DROPMALFORMED") for text in lines)
+
+
+@pytest.mark.parametrize(
+    ("sql", "column"),
+    [
+        ("update t\nset visits = visits + 1", "visits"),
+        ("merge into t using s on t.k = s.k when matched then update\nset t.`n` = t.`n` + s.`n`", "n"),
+        ("update t set a = 1,\nb=b-1", "b"),
+        ("update t\nset visits = 42, total = other + 1", None),
+        ("select a\nfrom t -- set a = a + 1", None),
+        ("{{ macro(a,\ndepth=depth + 1) }}", None),
+    ],
+)
+def test_an_update_that_adds_to_what_is_stored_is_found(tmp_path: Path, sql: str, column: str | None) -> None:
+    (tmp_path / "m.sql").write_text(sql)
+    found = list(increments([tmp_path / "m.sql"]))
+    assert [line.split(" is added to")[0] for line in found] == (
+        [f"{tmp_path / 'm.sql'}:2: '{column}'"] if column else []
+    )
 
 
 @pytest.mark.parametrize(
