@@ -12,6 +12,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
 
 from delta.tables import DeltaTable
 from pyspark import StorageLevel
@@ -20,8 +22,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from python_jobs.job import JobFailed, WrongUse
-from python_jobs.tables import absolute, delta_table, is_path, table_exists
+from python_jobs.intervals import parse_time
+from python_jobs.job import JobFailed, NotReady, WrongUse, utc_now
+from python_jobs.tables import absolute, delta_table, is_path, read_table, table_exists
+
+OutputMode = Literal["append", "update"]
 
 _DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
 
@@ -36,6 +41,40 @@ def parse_duration(text: str) -> dt.timedelta:
     if match is None or int(match[1]) == 0:
         raise WrongUse(f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'")
     return dt.timedelta(**{f"{match[2]}s": int(match[1])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamParameters:
+    """How a streaming job is run."""
+
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+    now: str | None = None
+    """Processing time (ISO 8601); by default the clock's, for each batch."""
+
+    def __post_init__(self) -> None:
+        if self.trigger is not None:
+            parse_duration(self.trigger)
+        require_positive(max_files_per_trigger=self.max_files_per_trigger)
+        if self.now is not None:
+            parse_time(self.now)
+
+    def processing_time(self) -> dt.datetime:
+        """Return ``now``, or the clock's time."""
+        return utc_now() if self.now is None else parse_time(self.now)
+
+
+def require_positive(**numbers: int | None) -> None:
+    """Refuse numbers below 1, by name; None is none.
+
+    Raises:
+        WrongUse: one is below 1.
+    """
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise WrongUse(f"{name} is {value}; it must be at least 1")
 
 
 def table_id(spark: SparkSession, table: str) -> str:
@@ -70,11 +109,13 @@ def start_stream(
     max_files_per_trigger: int | None = None,
     options: Mapping[str, str] | None = None,
     transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+    output_mode: OutputMode = "append",
 ) -> StreamingQuery:
     """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace.
 
     ``options`` are further options of Delta's reader. ``transform`` is what the stream itself does before its batches
-    reach ``function``: watermarks and other work with state.
+    reach ``function``: watermarks and other work with state. ``output_mode`` is when it passes on a result that may
+    still change: ``append`` once it can't any more, ``update`` at each change.
     """
     # What the function raises reaches the caller through await_end; py4j would print its trace as well.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
@@ -82,7 +123,8 @@ def start_stream(
     if max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
     stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
-    sink = transform(stream).writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
+    sink = transform(stream).writeStream.outputMode(output_mode).foreachBatch(function)
+    sink = sink.option("checkpointLocation", checkpoint)
     if trigger is None:
         return sink.trigger(availableNow=True).start()
     return sink.trigger(processingTime=trigger).start()
@@ -148,6 +190,22 @@ def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
 def nullable(schema: StructType) -> StructType:
     """Return the schema with every column nullable: a literal isn't, but a table's column is."""
     return StructType([column.__class__(column.name, column.dataType) for column in schema.fields])
+
+
+def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFrame:
+    """Return no row of a source, with its columns; none of them may have the name of one that the job adds itself.
+
+    Raises:
+        NotReady: there is no such table.
+        WrongUse: a column's name is in ``own``.
+    """
+    if not table_exists(spark, source):
+        raise NotReady(f"there is no Delta table '{source}' to read from")
+    empty = read_table(spark, source).limit(0)
+    clash = [name for name in empty.columns if name in own]
+    if clash:
+        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
+    return empty
 
 
 def create_table(

@@ -150,6 +150,9 @@ class DateProcessor:
                 ) from None
             raise
         written = find_commit(spark, query.target, commit)
+        if written is None and not is_new:
+            # Delta makes no commit of a partition that had no rows and gets none.
+            return Rewritten(date, self.source_version, latest_version(spark, query.target), 0)
         if written is None:
             raise JobFailed(f"another run computed {date} meanwhile; plan again")
         metrics = written["operationMetrics"]
@@ -159,11 +162,7 @@ class DateProcessor:
 
     def _rows(self, date: str) -> DataFrame:
         query, spark = self._query, self._spark
-        source = (
-            spark.read.format("delta")
-            .option("versionAsOf", self.source_version)
-            .load(table_location(spark, query.source))
-        )
+        source = source_as_of(spark, query.source, self.source_version)
         values: dict[str, Any] = {"source": source, "date": date, "source_version": self.source_version}
         if "{target}" in query.text:
             values["target"] = read_table(spark, query.target)
@@ -171,6 +170,12 @@ class DateProcessor:
             return spark.sql(query.text, **values)
         except (AnalysisException, ParseException, KeyError, ValueError) as failure:
             raise WrongUse(f"the query can't be used ({str(failure).splitlines()[0][:300]})") from None
+
+
+def source_as_of(spark: SparkSession, table: str, version: int) -> DataFrame:
+    """Return the rows of one version of a table."""
+    location = table_location(spark, table)
+    return spark.read.format("delta").option("versionAsOf", version).load(location)
 
 
 def changed_partitions(
@@ -189,8 +194,7 @@ def changed_partitions(
         return {}
     files = None if after is None else _changed_files(spark, table, column, after, until)
     if files is None:
-        location = table_location(spark, table)
-        rows = spark.read.format("delta").option("versionAsOf", until).load(location)
+        rows = source_as_of(spark, table, until)
         files = rows.select(F.col(column).cast("string").alias("date"), F.lit(until).alias("version"))
     found = files.where("date is not null").groupBy("date").agg(F.max("version").alias("version")).collect()
     for row in found:

@@ -10,11 +10,13 @@ the day before, need ``late_first``. ``--only_changed true`` leaves out the date
 they were processed.
 
 Guarantee: each date is one commit that replaces its partition of the target, cleared if no row is left, so a run may
-be repeated; other partitions are not touched. The manifest names what was replaced, for consumers.
+be repeated; other partitions are not touched. The manifest names what was replaced, for consumers. With ``--rejects``
+the rows that came for dates before the lookback are kept in a table of their own, each once (:mod:`.late_rejects`).
 
 A backfill of many dates needs few runs, as each covers its lookback: ``--backfill_from`` prints them, and runs none.
 
-Cost: the query once a date; ``only_changed`` reads the Delta log entries since the oldest processed date.
+Cost: the query once a date; ``only_changed`` reads the Delta log entries since the oldest processed date, ``rejects``
+those since the last run and two versions of each older partition that has changed.
 
 Run::
 
@@ -24,7 +26,7 @@ Run::
                  where event_date = {date} group by event_date, referral" \
         --date 2024-12-31 --lookback_days 14
 
-Source: Data Engineering Design Patterns, chapter 3, Static Late Data Integrator.
+Source: Data Engineering Design Patterns, chapter 3, Static Late Data Integrator; the guide's Late Arrival Handling.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from python_jobs.error_management.late_dates import (
     not_redone,
 )
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
+from python_jobs.error_management.late_rejects import reject_rows
 from python_jobs.job import WrongUse, run_job
 
 
@@ -66,6 +69,8 @@ class Parameters(DateQuery):
     """How many dates the strategy parallel processes at a time."""
     manifest: str | None = None
     """Folder for the list of replaced partitions."""
+    rejects: str | None = None
+    """Delta table, by path or catalog name, that keeps rows that came for dates before the lookback; made if absent."""
     run_id: str | None = None
     """Name of the run; by default a new one."""
     backfill_from: str | None = None
@@ -86,6 +91,8 @@ class Parameters(DateQuery):
             )
         if self.parallel_dates < 2:
             raise WrongUse(f"parallel_dates is {self.parallel_dates}; it must be 2 or more")
+        if self.rejects in (self.source, self.target):
+            raise WrongUse("rejects must be another table than source and target")
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
@@ -117,6 +124,20 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             spark, params.manifest, run_id=run_id, date=params.date, target=params.target, trace=trace
         )
     trace.require_success()
+    # A failed date may be before the next run's lookback, so that only a run without failures rejects; neither does one
+    # of a date in the past, as what is before its lookback isn't all that is before that of the newest run.
+    read_versions = processor.read_versions()
+    if params.rejects is not None and max(read_versions) <= params.date:
+        report["rejected"] = reject_rows(
+            spark,
+            params,
+            params.rejects,
+            horizon=lookback[0] if lookback else params.date,
+            source_version=processor.source_version,
+            read_versions=read_versions,
+            run_id=run_id,
+            date=params.date,
+        )
     return report
 
 

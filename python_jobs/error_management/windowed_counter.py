@@ -1,15 +1,22 @@
 """Windowed Counter: events by tumbling window with Spark's own watermark, and what it dropped made visible.
 
-Spark's watermark is the latest event time of all partitions less ``--delay``. It moves between micro-batches; a window
-is written, once, when the watermark reaches its end, and a later event of it is dropped without a word. The job
-reports each batch's watermark and the rows dropped (``numRowsDroppedByWatermark``), and exits with 3 when a run
-dropped more than ``--max_dropped``: then use the Late Data Detector before it, or a longer delay.
+Spark's watermark is the latest event time of all partitions less ``--delay``. It moves between micro-batches; when it
+reaches the end of a window the window is closed, and a later event of it is dropped without a word. The job reports
+each batch's watermark and the rows dropped (``numRowsDroppedByWatermark``), and exits with 3 when a run dropped more
+than ``--max_dropped``: then use the Late Data Detector before it, or a longer delay.
+
+``--output_mode`` says when a window is written: ``append`` once, when it is closed; ``update`` with its first events,
+and again with each batch that changes its count. Then ``--delay`` is how long late events may still revise a window,
+and the table has the number of its ``revision`` (1 at first), the time of it (``revised_at``) and the window's date, by
+which it is partitioned: consumers must take revisions.
 
 Spark counts the dropped rows after each task has counted its own events by window: late events of one window and task
 are one dropped row. Zero is exactly zero. Events without a time are in no window; the report counts them.
 
-Guarantee: each window is in the target once, also after a kill: the append carries the batch's transaction id. Cost:
-one row of state for each open window and group. The last windows stay open until later events come.
+Guarantee: each window is in the target once, also after a kill: an append carries the batch's transaction id, an update
+the window's whole count, which the same batch run again finds there and makes no revision of. Cost: one row of state
+for each open window and group; ``update`` merges each batch into the windows of its dates. The last windows stay open
+until later events come.
 
 Submit (available data, then stop)::
 
@@ -18,39 +25,47 @@ Submit (available data, then stop)::
         --checkpoint lakehouse/checkpoints/visits_by_10_minutes --delay "1 hour" --window "10 minutes" \
         --group_by '[page]'
 
-Source: Data Engineering Design Patterns, chapter 3, Late Data Detector.
+Source: Data Engineering Design Patterns, chapter 3, Late Data Detector; the guide's Watermarking and Late Arrival
+Handling.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from python_jobs.checkpoints import claim
 from python_jobs.delta_streams import (
     BatchFunction,
+    OutputMode,
+    StreamParameters,
     append,
     await_end,
     create_table,
+    evaluated_once,
     nullable,
     parse_duration,
     start_stream,
     table_id,
 )
+from python_jobs.intervals import to_micros
 from python_jobs.job import DataRefused, WrongUse, run_job
 from python_jobs.stream_progress import listening
-from python_jobs.tables import latest_version, read_table
+from python_jobs.tables import delta_table, latest_version, read_table
 
 WINDOW_COLUMNS = ("window_start", "window_end", "events")
+REVISION_COLUMNS = ("revision", "revised_at", "window_date")
 _INPUT = "input"
 
 
-@dataclass(frozen=True)
-class Parameters:
+@dataclass(frozen=True, kw_only=True)
+class Parameters(StreamParameters):
     """Count the events of a Delta table by tumbling window of event time."""
 
     source: str
@@ -67,19 +82,15 @@ class Parameters:
     """Length of a window; windows begin at multiples of it since 1970, in UTC."""
     group_by: list[str] = field(default_factory=list)
     """Columns to count by within a window; by default all events together."""
+    output_mode: OutputMode = "append"
+    """append: a window once, when it is closed; update: at once, and a new revision whenever its count changes."""
     max_dropped: int | None = None
     """Exit with 3 when a run dropped more rows than that; by default never."""
-    trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
-    max_files_per_trigger: int | None = None
-    """Most source files in one batch; Delta's default is 1000."""
 
     def __post_init__(self) -> None:
-        for duration in (self.delay, self.window, self.trigger):
-            if duration is not None:
-                parse_duration(duration)
-        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
-            raise WrongUse(f"max_files_per_trigger is {self.max_files_per_trigger}; it must be at least 1")
+        super().__post_init__()
+        for duration in (self.delay, self.window):
+            parse_duration(duration)
         if self.max_dropped is not None and self.max_dropped < 0:
             raise WrongUse(f"max_dropped is {self.max_dropped}; it can't be negative")
 
@@ -111,6 +122,40 @@ class WindowWriter(BatchFunction):
         append(rows, self._target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
 
 
+class WindowReviser(BatchFunction):
+    """The ``foreachBatch`` function of ``update``: merge the counts that changed, as whole numbers."""
+
+    def __init__(self, spark: SparkSession, params: Parameters) -> None:
+        self._target: DeltaTable = delta_table(spark, params.target)
+        self._now = params.processing_time
+        key = ("window_date", "window_start", *params.group_by)
+        self._same_window = " and ".join(f"t.`{name}` <=> s.`{name}`" for name in key)
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Merge one batch of counts; one that the table holds already is no revision."""
+        # Kept and counted: a merge may read its source twice, and the state's changes are made as it is read.
+        with evaluated_once(first_revisions(rows, self._now())) as counts:
+            if counts.count() == 0:
+                return
+            merge = self._target.alias("t").merge(counts.alias("s"), self._same_window)
+            changes: dict[str, str | Column] = {
+                "events": "s.events",
+                "revision": "t.revision + 1",
+                "revised_at": "s.revised_at",
+            }
+            merge.whenMatchedUpdate("t.events <> s.events", changes).whenNotMatchedInsertAll().execute()
+
+
+def first_revisions(counts: DataFrame, now: dt.datetime) -> DataFrame:
+    """Return the counts of windows with :data:`REVISION_COLUMNS`, as those of windows that come for the first time."""
+    return counts.select(
+        "*",
+        F.lit(1).alias("revision"),
+        F.timestamp_micros(F.lit(to_micros(now))).alias("revised_at"),
+        F.to_date("window_start").alias("window_date"),
+    )
+
+
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """Run the query to its end and report the batches.
 
@@ -125,17 +170,25 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         raise WrongUse(
             f"'{params.event_time}' is no timestamp column of the source; it has {', '.join(types)}"
         )
-    unknown = [name for name in params.group_by if name not in types or name in WINDOW_COLUMNS]
+    own = (*WINDOW_COLUMNS, *REVISION_COLUMNS)
+    unknown = [name for name in params.group_by if name not in types or name in own]
     if unknown:
         raise WrongUse(f"group_by can't take {', '.join(unknown)}; it takes columns of the source")
-    create_table(spark, params.target, nullable(windows(source, params).schema))
+    updates = params.output_mode == "update"
+    written = windows(source, params)
+    if updates:
+        written = first_revisions(written, params.processing_time())
+    create_table(spark, params.target, nullable(written.schema), ["window_date"] if updates else [])
     contract = {
         "job": "windowed_counter",
         "source": table_id(spark, params.source),
         "target": table_id(spark, params.target),
         "windows": f"{params.event_time} {params.window} {','.join(params.group_by)}",
     }
-    writer = WindowWriter(params.target, claim(spark, params.checkpoint, contract))
+    writer_id = claim(spark, params.checkpoint, contract)
+    writer: BatchFunction = (
+        WindowReviser(spark, params) if updates else WindowWriter(params.target, writer_id)
+    )
     with listening(spark) as listener:
         query = start_stream(
             spark,
@@ -145,6 +198,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             params.trigger,
             params.max_files_per_trigger,
             transform=lambda events: windows(events, params),
+            output_mode=params.output_mode,
         )
         await_end(query, writer, params.source)
         totals = listener.totals(query)
