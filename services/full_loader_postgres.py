@@ -26,14 +26,14 @@ import datetime as dt
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import psycopg
 import tenacity
 from psycopg import sql
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from python_jobs.job import DataRefused, JobFailed, WrongUse, run_program
+from services.postgres_csv import create_from_csv
 from services.postgres_relations import (
     Connection,
     connect_by_environment,
@@ -43,7 +43,6 @@ from services.postgres_relations import (
     replace_view,
 )
 
-_CHUNK = 1 << 20
 _WAIT_BETWEEN_TRIES_SECONDS = 0.2
 
 
@@ -106,31 +105,17 @@ def load(connection: Connection, parameters: Parameters) -> int:
         NotReady: there is no file.
         DataRefused: a line, a key or a NULL doesn't fit; nothing is left behind.
     """
-    file = Path(parameters.source)
-    if not file.is_file():
-        raise NotReady(f"there is no file {parameters.source}; nothing was loaded")
     fresh = parameters.table(f"_{parameters.version_name}__loaded")
-    command = sql.SQL("copy {} from stdin (format csv, header match, delimiter {})").format(
-        fresh, sql.Literal(parameters.delimiter)
-    )
-    try:
-        with connection.transaction():
-            connection.execute(sql.SQL("drop table if exists {}").format(fresh))
-            columns = sql.SQL(parameters.columns)  # the user's own DDL
-            connection.execute(sql.SQL("create table {} ({})").format(fresh, columns))
-            with file.open("rb") as content, connection.cursor() as cursor:
-                with cursor.copy(command) as copy:
-                    while chunk := content.read(_CHUNK):
-                        copy.write(chunk)
-                return cursor.rowcount
-    except (psycopg.DataError, psycopg.IntegrityError) as failure:
-        where = f" ({failure.diag.context.splitlines()[0]})" if failure.diag.context else ""
-        raise DataRefused(
-            f"{parameters.source} was not loaded: {failure.diag.message_primary}{where}; "
-            f"{parameters.target} stays as it is"
-        ) from None
-    except psycopg.errors.SyntaxError as failure:
-        raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
+    with connection.transaction():
+        execute(connection, "drop table if exists {}", fresh)
+        return create_from_csv(
+            connection,
+            parameters.source,
+            fresh,
+            parameters.columns,
+            parameters.delimiter,
+            stays=parameters.target,
+        )
 
 
 def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
