@@ -35,7 +35,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import ParseException, PySparkException
@@ -188,7 +188,23 @@ def parse_schema(ddl: str) -> StructType:
         raise WrongUse(f"schema must read like 'type string not null, name string': {reason}") from None
 
 
-def source_identity(spark: SparkSession, parameters: Parameters) -> str | None:
+class FileSource(Protocol):
+    """What says where a dataset is and how its files are read; see :class:`Parameters`."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def schema(self) -> str: ...
+
+    @property
+    def delimiter(self) -> str: ...
+
+
+def source_identity(spark: SparkSession, parameters: FileSource) -> str | None:
     """Return a hash of the files (path, size, modification time) and of how they are read; None for a database.
 
     Raises:
@@ -214,7 +230,7 @@ def source_identity(spark: SparkSession, parameters: Parameters) -> str | None:
     return hashlib.sha256(json.dumps([how, sorted(files)]).encode()).hexdigest()
 
 
-def read_files(spark: SparkSession, parameters: Parameters) -> DataFrame:
+def read_files(spark: SparkSession, parameters: FileSource) -> DataFrame:
     """Return the records of the files; reading one that doesn't fit the schema will fail."""
     reader = spark.read.schema(parse_schema(parameters.schema)).options(**_STRICT)
     path = absolute(parameters.source)

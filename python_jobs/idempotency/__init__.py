@@ -1,0 +1,1 @@
+"""Idempotency: jobs whose second run leaves what the first one left."""

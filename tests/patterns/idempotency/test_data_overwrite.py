@@ -1,0 +1,516 @@
+"""Data Overwrite as a job: what is replaced, what is left alone, what is refused, on Delta and on plain files."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.idempotency.data_overwrite import Folder, Parameters, overwrite, overwrite_files, run
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.tables import CONFLICTS
+from services.postgres import Database
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.rows import assert_rows
+from tests.support.session import setting
+from tests.support.snippets import snippet
+from tests.support.waiting import polled
+
+JOB = REPOSITORY / "python_jobs" / "idempotency" / "data_overwrite.py"
+THIS = "tests/patterns/idempotency/test_data_overwrite.py::"
+SCHEMA = "id int, brand_name string, state string"
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+
+# Valid devices by day: 2, 4, 2 and 3 of them.
+DAYS = {
+    "2024-09-20": [(1, "lg"), (2, "htc")],
+    "2024-09-21": [(3, "mac"), (4, "lenovo"), (5, "galaxy"), (6, "ipad")],
+    "2024-09-22": [(-1, "broken"), (-2, "broken")],
+    "2024-09-23": [(9, "lg"), (10, "mac"), (11, "dell")],
+}
+CORRECTED = [(7, "nokia"), (8, "sony")]
+
+
+@dataclass
+class Devices:
+    """Daily files of devices and the table of all days."""
+
+    spark: SparkSession
+    folder: Path
+
+    @property
+    def target(self) -> str:
+        return str(self.folder / "lakehouse" / "devices")
+
+    def land(self, day: str, rows: list[tuple[int, str]]) -> None:
+        """Land a day's file: the given devices are valid ones, and two more are not."""
+        folder = self.folder / "landing" / f"date={day}"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = ["id;brand_name;state", *(f"{id};{brand};valid" for id, brand in rows), "90;x;lost", "91;x;"]
+        (folder / "devices.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def arguments(self, day: str, **others: Any) -> dict[str, Any]:
+        return {
+            "source": str(self.folder / "landing" / f"date={day}"),
+            "format": "csv",
+            "delimiter": ";",
+            "schema": SCHEMA,
+            "query": "select id, brand_name, date'{day}' as execution_date "
+            "from {source} where state = 'valid'".replace("{day}", day),
+            "target": self.target,
+            "partition": {"execution_date": day},
+        } | others
+
+    def load(self, day: str, **others: Any) -> dict[str, Any]:
+        return run(self.spark, Parameters(**self.arguments(day, **others)))
+
+    def rows(self, version: int | None = None) -> list[tuple[int, str, str]]:
+        reader = self.spark.read.format("delta")
+        reader = reader if version is None else reader.option("versionAsOf", version)
+        return [(r.id, r.brand_name, str(r.execution_date)) for r in reader.load(self.target).collect()]
+
+    def files(self) -> set[str]:
+        """Return the data files on disk, whether a version needs them or not."""
+        return {str(file.relative_to(self.target)) for file in Path(self.target).rglob("*.parquet")}
+
+
+def of_days(**changed: list[tuple[int, str]]) -> list[tuple[int, str, str]]:
+    """Return the table's rows: those of all days, some changed (``d22=…``)."""
+    days = DAYS | {f"2024-09-{name[1:]}": rows for name, rows in changed.items()}
+    return [(id, brand, day) for day, rows in days.items() for id, brand in rows]
+
+
+class Backfills(Devices):
+    """Four days, all of them again, then 2024-09-22 corrected, shortened and emptied; see `backfills`."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        super().__init__(spark, folder)
+        self.left: dict[str, list[tuple[int, str, str]]] = {}
+        self.reports: dict[str, dict[str, Any]] = {}
+        self.on_disk: dict[str, set[str]] = {}
+        self.seen: list[object] = []
+
+    def step(self, name: str, *days: str, rows: list[tuple[int, str]] | None = None) -> None:
+        for day in days:
+            self.land(day, DAYS[day] if rows is None else rows)
+            self.reports[name] = self.load(day)
+        self.left[name] = self.rows()
+        self.on_disk[name] = self.files()
+
+
+@pytest.fixture(scope="module")
+def backfills(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Backfills:
+    backfills = Backfills(spark, tmp_path_factory.mktemp("devices"))
+    backfills.step("first", *DAYS)
+    backfills.step("again", *DAYS)
+    with polled(lambda: spark.read.format("delta").load(backfills.target).count()) as backfills.seen:
+        backfills.step("corrected", "2024-09-22", rows=[*CORRECTED, (12, "palm")])
+    backfills.step("fewer", "2024-09-22", rows=CORRECTED)
+    backfills.step("empty", "2024-09-22", rows=[])
+    return backfills
+
+
+# --- Delta ----------------------------------------------------------------------------------------------
+
+
+def test_all_days_again_leave_the_same_rows(backfills: Backfills) -> None:
+    assert len(backfills.left["first"]) == 11
+    assert_rows(backfills.left["first"], of_days())
+    assert_rows(backfills.left["again"], of_days())
+
+
+def test_rows_that_are_not_valid_or_of_unknown_state_are_not_loaded(backfills: Backfills) -> None:
+    assert {90, 91}.isdisjoint(id for id, _, _ in backfills.left["first"])
+
+
+def test_a_corrected_day_replaces_its_rows_and_no_other_file(backfills: Backfills) -> None:
+    assert_rows(backfills.left["corrected"], of_days(d22=[*CORRECTED, (12, "palm")]))
+    report = backfills.reports["corrected"]
+    assert (report["rows"], report["files_added"], report["files_removed"]) == (3, 1, 1)
+    (added,) = backfills.on_disk["corrected"] - backfills.on_disk["again"]
+    assert added.startswith("execution_date=2024-09-22/")
+
+
+def test_a_day_with_fewer_rows_or_none_loses_the_others(backfills: Backfills) -> None:
+    assert_rows(backfills.left["fewer"], of_days(d22=CORRECTED))
+    assert_rows(backfills.left["empty"], of_days(d22=[]))
+
+
+def test_concurrent_readers_see_the_rows_before_or_the_new_ones(backfills: Backfills) -> None:
+    assert set(backfills.seen) <= {11, 12}
+    assert backfills.seen[-1] == 12
+
+
+def test_the_version_before_is_readable_until_vacuum_which_alone_frees_the_disk(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    devices = Devices(spark, tmp_path)
+    for rows in (DAYS["2024-09-22"], CORRECTED):
+        devices.land("2024-09-22", rows)
+        version = devices.load("2024-09-22")["table_version"]
+    broken = [(-1, "broken", "2024-09-22"), (-2, "broken", "2024-09-22")]
+    assert_rows(devices.rows(version - 1), broken)
+    assert len(devices.files()) == 2
+    spark.sql(f"vacuum delta.`{devices.target}`")
+    assert len(devices.files()) == 2, "they are younger than a week"
+    with setting(spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
+        spark.sql(f"vacuum delta.`{devices.target}` retain 0 hours")
+    assert len(devices.files()) == 1
+    with pytest.raises(SPARK_ERRORS):
+        devices.rows(version - 1)
+    assert_rows(devices.rows(), [(7, "nokia", "2024-09-22"), (8, "sony", "2024-09-22")])
+
+
+@pytest.fixture
+def numbers(spark: SparkSession, table_path: str) -> str:
+    """Return a table ``id int, part string`` that isn't partitioned."""
+    frame = spark.createDataFrame([(1, "a"), (2, "a"), (3, "b"), (4, None)], "id int, part string")
+    frame.coalesce(1).write.format("delta").save(table_path)
+    return table_path
+
+
+def frame(spark: SparkSession, *rows: tuple[Any, ...], schema: str = "id int, part string") -> DataFrame:
+    return spark.createDataFrame(list(rows), schema)
+
+
+def held(spark: SparkSession, table: str) -> DataFrame:
+    return spark.read.format("delta").load(table)
+
+
+def test_a_condition_replaces_what_it_matches_and_a_table_all(spark: SparkSession, numbers: str) -> None:
+    overwrite(spark, frame(spark, (2, "c")), numbers, "id between 2 and 3")
+    assert_rows(held(spark, numbers), [(1, "a"), (2, "c"), (4, None)])
+    overwrite(spark, frame(spark, (5, None)), numbers, "part is null")
+    assert overwrite(spark, frame(spark), numbers, "part = 'absent'") is None, "nothing replaced by nothing"
+    assert_rows(held(spark, numbers), [(1, "a"), (2, "c"), (5, None)])
+    overwrite(spark, frame(spark, (7, 0.5), schema="id int, price double"), numbers, None)
+    assert_rows(held(spark, numbers), [(7, 0.5)])
+
+
+@pytest.mark.parametrize("outside", ["c", None])
+def test_a_row_outside_of_the_condition_refuses_the_run(
+    spark: SparkSession, numbers: str, outside: str | None
+) -> None:
+    with pytest.raises(
+        DataRefused, match=r"outside of what is overwritten \(part = 'a'\); the table stays as it is"
+    ):
+        overwrite(spark, frame(spark, (1, "a"), (9, outside)), numbers, "part = 'a'")
+    assert_rows(held(spark, numbers), [(1, "a"), (2, "a"), (3, "b"), (4, None)])
+
+
+def test_the_first_run_checks_its_rows_too(spark: SparkSession, table_path: str) -> None:
+    with pytest.raises(DataRefused, match="outside of what is overwritten"):
+        overwrite(spark, frame(spark, (1, "a"), (2, "b")), table_path, "part = 'a'", partitioned_by=["part"])
+    overwrite(spark, frame(spark, (1, "a")), table_path, "part = 'a'")
+    assert_rows(held(spark, table_path), [(1, "a")])
+
+
+def test_a_schema_that_changed_since_the_run_is_refused_in_a_backfill(
+    spark: SparkSession, numbers: str
+) -> None:
+    rows = frame(spark, (1, 2), schema="id bigint, price int")
+    message = "have no column part, price, which the table lacks, id as bigint in place of int; select"
+    with pytest.raises(DataRefused, match=message):
+        overwrite(spark, rows, numbers, "id = 1")
+    # Delta alone would take the absent column for NULL.
+    frame(spark, (1,), schema="id int").write.format("delta").mode("overwrite").option(
+        "replaceWhere", "id = 1"
+    ).save(numbers)
+    assert_rows(held(spark, numbers), [(1, None), (2, "a"), (3, "b"), (4, None)])
+
+
+def test_a_condition_that_makes_no_sense_is_wrong_use(spark: SparkSession, numbers: str) -> None:
+    for where in ("absent = 1", "id ="):
+        with pytest.raises(WrongUse, match="where can't be used on"):
+            overwrite(spark, frame(spark, (1, "a")), numbers, where)
+
+
+def test_a_table_is_read_and_overwritten_at_once(spark: SparkSession, numbers: str) -> None:
+    query = "select id + 10 as id, part from {source} where part = 'a'"
+    report = run(spark, Parameters(source=numbers, target=numbers, query=query, where="part = 'a'"))
+    assert report["rows"] == 2
+    assert_rows(held(spark, numbers), [(11, "a"), (12, "a"), (3, "b"), (4, None)])
+
+
+def at_once(*actions: Callable[[], object]) -> list[BaseException | None]:
+    """Start the actions together; return what each raised."""
+    start = threading.Barrier(len(actions))
+
+    def run_one(action: Callable[[], object]) -> object:
+        start.wait()
+        return action()
+
+    with ThreadPoolExecutor(len(actions)) as pool:
+        return [future.exception() for future in [pool.submit(run_one, action) for action in actions]]
+
+
+def test_of_two_runs_for_one_slice_one_fails_and_its_retry_succeeds(
+    spark: SparkSession, table_path: str
+) -> None:
+    frame(spark, (1, "a"), (2, "b")).write.format("delta").partitionBy("part").save(table_path)
+    slices = [frame(spark, (10, "a")), frame(spark, (20, "a"))]
+    failures: list[BaseException | None] = [None]
+    attempt = 0
+    while not any(failures):
+        attempt += 1
+        assert attempt <= 5, "no conflict in five attempts: the test proves nothing"
+        failures = at_once(*(partial(overwrite, spark, rows, table_path, "part = 'a'") for rows in slices))
+    assert sorted(isinstance(failure, CONFLICTS) for failure in failures) == [False, True]
+    first, second = slices if failures[1] else slices[::-1]
+    assert_rows(held(spark, table_path), first.union(frame(spark, (2, "b"))))
+    overwrite(spark, second, table_path, "part = 'a'")
+    assert_rows(held(spark, table_path), second.union(frame(spark, (2, "b"))))
+
+
+def test_runs_for_two_partitions_do_not_meet(spark: SparkSession, table_path: str) -> None:
+    frame(spark, (1, "a"), (2, "b")).write.format("delta").partitionBy("part").save(table_path)
+    failures = at_once(
+        partial(overwrite, spark, frame(spark, (10, "a")), table_path, "part = 'a'"),
+        partial(overwrite, spark, frame(spark, (20, "b")), table_path, "part = 'b'"),
+    )
+    assert failures == [None, None]
+    assert_rows(held(spark, table_path), [(10, "a"), (20, "b")])
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_what_sparks_own_partition_overwrite_does(spark: SparkSession, table_path: str, mode: str) -> None:
+    """Why the slice is named: dynamic mode keeps a day without rows, static mode wipes the other days."""
+    frame(spark, (1, "a"), (2, "b")).write.format("delta").partitionBy("part").save(table_path)
+    frame(spark, (3, "a")).createOrReplaceTempView("new_rows")
+    with setting(spark, "spark.sql.sources.partitionOverwriteMode", mode):
+        spark.sql(f"insert overwrite table delta.`{table_path}` select * from new_rows")
+        after_rows = held(spark, table_path).collect()
+        spark.sql(f"insert overwrite table delta.`{table_path}` select * from new_rows where false")
+        after_none = held(spark, table_path).collect()
+    assert_rows(after_rows, [(3, "a"), (2, "b")] if mode == "dynamic" else [(3, "a")])
+    assert_rows(after_none, [(3, "a"), (2, "b")] if mode == "dynamic" else [])
+
+
+def test_insert_overwrite_into_is_no_syntax(spark: SparkSession, numbers: str) -> None:
+    with pytest.raises(ParseException):
+        spark.sql(f"insert overwrite into delta.`{numbers}` select 1, 'a'")
+    spark.sql(f"insert overwrite delta.`{numbers}` select 1, 'a'")
+    assert_rows(held(spark, numbers), [(1, "a")])
+
+
+def test_delete_and_insert_leave_a_hole_when_the_second_fails(spark: SparkSession, numbers: str) -> None:
+    spark.sql(f"delete from delta.`{numbers}` where part = 'a'")
+    with pytest.raises(SPARK_ERRORS):
+        spark.sql(f"insert into delta.`{numbers}` select cast(raise_error('x') as int), 'a'")
+    assert_rows(held(spark, numbers), [(3, "b"), (4, None)])
+
+
+@pytest.mark.postgres
+def test_delete_and_insert_in_one_transaction_restore_the_old_rows(database: Database) -> None:
+    statements = snippet(
+        "docs/idempotency.md", f"{THIS}test_delete_and_insert_in_one_transaction_restore_the_old_rows"
+    )
+    database.execute(
+        "create table devices (id int not null, execution_date date)",
+        "insert into devices values (1, '2024-09-21'), (-1, '2024-09-22'), (-2, '2024-09-22')",
+        "create table devices_staging (id int, execution_date date)",
+        "insert into devices_staging values (7, '2024-09-22'), (null, '2024-09-22')",
+    )
+    with database.connect() as connection:
+
+        def ids() -> list[int]:
+            return [id for (id,) in connection.execute("select id from devices order by id").fetchall()]
+
+        with pytest.raises(psycopg.errors.NotNullViolation):
+            connection.execute(statements.encode())
+        connection.execute("rollback")
+        assert ids() == [-2, -1, 1]
+        connection.execute("update devices_staging set id = 8 where id is null")
+        for _ in range(2):
+            connection.execute(statements.encode())
+            assert ids() == [1, 7, 8]
+
+
+# --- sources and parameters -----------------------------------------------------------------------------
+
+
+def test_an_absent_source_clears_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    devices = Devices(spark, tmp_path)
+    devices.land("2024-09-22", CORRECTED)
+    devices.load("2024-09-22")
+    (tmp_path / "landing/date=2024-09-22/devices.csv").unlink()
+    with pytest.raises(NotReady, match="holds no file"):
+        devices.load("2024-09-22")
+    devices.land("2024-09-22", [(1, "lg")])
+    with pytest.raises(DataRefused, match=r"1 rows for .*, allowed are 2 or more \(min_rows\)"):
+        devices.load("2024-09-22", min_rows=2)
+    devices.land("2024-09-22", [("x", "lg")])  # type: ignore[list-item]
+    with pytest.raises(DataRefused, match=r"cannot read .*devices\.csv .*; nothing was overwritten"):
+        devices.load("2024-09-22")
+    assert_rows(devices.rows(), [(7, "nokia", "2024-09-22"), (8, "sony", "2024-09-22")])
+    for query in ("select nothing from {source}", "select", "select * from {sorce}"):
+        with pytest.raises(WrongUse, match="the query can't be used"):
+            devices.load("2024-09-22", query=query)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"partition": {"d": "1"}, "where": "id = 1"}, "either partition or where"),
+        ({"where": ""}, "must name something"),
+        ({"partition": {"d": "2024/09"}}, r"partition d is '2024/09'; allowed are letters"),
+        ({"where": "id = 1", "target_format": "json"}, "where needs a Delta table; json files"),
+        ({"schema": "id int"}, "schema belongs to the formats json and csv"),
+        ({"format": "csv"}, "schema belongs to the formats json and csv, which need it"),
+        ({"min_rows": -1}, "min_rows must be 0 or more, got -1"),
+        ({"query": "absent.sql"}, r"can't read the query's file absent\.sql"),
+    ],
+)
+def test_parameters_that_make_no_sense(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(**{"source": "a", "target": "b"} | arguments)
+
+
+# --- plain files ----------------------------------------------------------------------------------------
+
+
+def listed(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir() if not file.name.startswith((".", "_"))}
+
+
+def read(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
+    rows = spark.read.schema("id int, part string").json(str(folder))
+    return [tuple(row) for row in rows.collect()]
+
+
+def test_a_partition_of_plain_files_is_replaced_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "numbers"
+    overwrite_files(frame(spark, (3, "b")), str(folder), "json", {"part": "b"})
+    for rows in ([(1, "a"), (2, "a")], [(1, "a"), (2, "a")], [(5, "a")]):
+        overwrite_files(frame(spark, *rows).coalesce(1), str(folder), "json", {"part": "a"})
+        assert_rows(read(spark, folder), [*rows, (3, "b")])
+        assert len(listed(folder / "part=a")) == 1
+    assert listed(folder) == {"part=a", "part=b"}
+    overwrite_files(frame(spark), str(folder), "json", {"part": "a"})
+    assert_rows(read(spark, folder), [(3, "b")])
+
+
+def test_a_row_of_another_partition_of_plain_files_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    folder = str(tmp_path / "numbers")
+    overwrite_files(frame(spark, (1, "a")), folder, "json", {"part": "a"})
+    for outside in ("b", None):
+        with pytest.raises(DataRefused, match="a row is outside of the partition part=a of"):
+            overwrite_files(frame(spark, (2, "a"), (3, outside)), folder, "json", {"part": "a"})
+    assert_rows(read(spark, Path(folder)), [(1, "a")])
+    with pytest.raises(WrongUse, match="the rows have no column day; they have id, part"):
+        overwrite_files(frame(spark, (1, "a")), folder, "json", {"day": "1"})
+    with pytest.raises(WrongUse, match="s3a://bucket/numbers is no local or mounted folder"):
+        overwrite_files(frame(spark, (1, "a")), "s3a://bucket/numbers", "json", None)
+
+
+def test_spark_alone_loses_the_old_files_when_it_fails(spark: SparkSession, tmp_path: Path) -> None:
+    """The trap, and the same failure with the files of the job."""
+    failing = spark.sql("select raise_error('x') as line from range(1)")
+    plain, ours = tmp_path / "plain", tmp_path / "ours"
+    for folder in (plain, ours):
+        spark.createDataFrame([("old",)], "line string").coalesce(1).write.text(str(folder))
+    with pytest.raises(SPARK_ERRORS):
+        failing.write.mode("overwrite").text(str(plain))
+    assert not plain.exists() or listed(plain) == set()
+    with pytest.raises(SPARK_ERRORS):
+        overwrite_files(failing, str(ours), "text", None)
+    assert_rows(spark.read.text(str(ours)), [("old",)])
+
+
+def test_plain_files_are_read_and_overwritten_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "lines"
+    lines = spark.createDataFrame([("a",), ("b",)], "line string")
+    lines.write.parquet(str(folder))
+    with pytest.raises(SPARK_ERRORS, match="FILE_NOT_EXIST"):
+        spark.read.parquet(str(folder)).write.mode("overwrite").parquet(str(folder))
+    assert listed(folder) == set(), "Spark alone has deleted what it was about to read"
+    folder.rmdir()
+    lines.write.parquet(str(folder))
+    source = tmp_path / "source"
+    spark.createDataFrame([("c",)], "line string").write.format("delta").save(str(source))
+    report = run(
+        spark,
+        Parameters(
+            source=str(source),
+            target=str(folder),
+            target_format="parquet",
+            query="select * from {source} union all select * from {target} where line = 'b'",
+        ),
+    )
+    assert report["replaced"] == "all"
+    assert_rows(spark.read.parquet(str(folder)), [("b",), ("c",)])
+
+
+@pytest.mark.parametrize("died", ["before the swap", "in the swap", "after the swap"])
+def test_a_run_that_died_is_repaired_by_the_next(tmp_path: Path, died: str) -> None:
+    """The states a kill can leave, made by hand: two renames are too quick to be hit."""
+    folder = Folder(tmp_path / "part=a")
+    for place, content in ((folder.path, "old"), (folder.staging, "new")):
+        place.mkdir()
+        (place / "file").write_text(content, encoding="utf-8")
+    if died != "before the swap":
+        folder.path.rename(folder.replaced)
+    if died == "after the swap":
+        folder.staging.rename(folder.path)
+    with folder.claimed():
+        assert (folder.path / "file").read_text(encoding="utf-8") == (
+            "new" if died == "after the swap" else "old"
+        )
+        with pytest.raises(JobFailed, match="another run is overwriting"), Folder(folder.path).claimed():
+            pass
+    assert listed(tmp_path) == {"part=a"}
+    assert not folder.staging.exists()
+    assert not folder.replaced.exists()
+
+
+# --- killed, and as typed -------------------------------------------------------------------------------
+
+
+@pytest.mark.kill
+def test_a_killed_overwrite_leaves_the_version_before_and_the_retry_succeeds(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    devices = Devices(spark, tmp_path)
+    for day in ("2024-09-21", "2024-09-22"):
+        devices.land(day, DAYS[day])
+        devices.load(day)
+    before = devices.rows()
+    devices.land("2024-09-22", CORRECTED)
+    given = devices.arguments("2024-09-22") | {"partition": '{"execution_date": "2024-09-22"}'}
+    argv = [sys.executable, str(JOB), *(f"--{name}={value}" for name, value in given.items())]
+    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
+    assert run_and_kill(argv, devices.target, TableState.DATA_WITHOUT_LOG, env) is TableState.DATA_WITHOUT_LOG
+    assert_rows(devices.rows(), before)
+    devices.load("2024-09-22")
+    days = {"2024-09-21": DAYS["2024-09-21"], "2024-09-22": CORRECTED}
+    assert_rows(devices.rows(), [(id, brand, day) for day, rows in days.items() for id, brand in rows])
+
+
+def test_the_command_of_the_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path / "lakehouse"))
+    devices = Devices(spark, tmp_path)
+    devices.land("2024-09-22", CORRECTED)
+    text = snippet("docs/idempotency.md", f"{THIS}test_the_command_of_the_page")
+    command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
+    assert command[:2] == ["spark-submit", "python_jobs/idempotency/data_overwrite.py"]
+    parameters, _ = parse_parameters(Parameters, command[2:])
+    for _ in range(2):
+        assert run(spark, parameters)["rows"] == 2
+        assert_rows(devices.rows(), [(7, "nokia", "2024-09-22"), (8, "sony", "2024-09-22")])
