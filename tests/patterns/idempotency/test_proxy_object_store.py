@@ -1,0 +1,136 @@
+"""Proxy in an S3 store: locked objects, and a manifest that names object versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from python_jobs.idempotency.manifests import ListedFile, Manifest
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from services.object_store import ObjectStore
+from services.proxy_object_store import Parameters, resolve, run
+
+pytestmark = pytest.mark.s3
+
+FIRST, SECOND = "2026-01-01T10:15:00", "2026-01-01T11:00:00"
+OLD = "devices/_versions/20260101_101500/a/part.json"
+
+
+class Devices:
+    def __init__(self, store: ObjectStore, folder: Path, bucket: str) -> None:
+        self.client, self.folder, self.bucket = store.client, folder, bucket
+
+    def load(self, started_at: str, files: dict[str, str], **others: Any) -> dict[str, Any]:
+        folder = self.folder / started_at[11:13]
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+        return self.run(source=str(folder), started_at=started_at, **others)
+
+    def run(self, **others: Any) -> dict[str, Any]:
+        return run(self.parameters(**others), lambda: self.client)
+
+    def parameters(self, **others: Any) -> Parameters:
+        given: dict[str, Any] = {"bucket": self.bucket, "dataset": "devices"}
+        return Parameters(**given | others)
+
+    def read(self) -> dict[str, str]:
+        """Return what readers get: each listed file's content."""
+        return {
+            key: self.client.get_object(Bucket=self.bucket, Key=key, VersionId=version)["Body"]
+            .read()
+            .decode()
+            for key, version in resolve(self.client, self.parameters(step="expose"))
+        }
+
+
+@pytest.fixture
+def devices(object_store: ObjectStore, tmp_path: Path, request: pytest.FixtureRequest) -> Devices:
+    bucket = request.node.name.replace("_", "-")[:60].strip("-")
+    object_store.client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    return Devices(object_store, tmp_path, bucket)
+
+
+def test_readers_find_the_newest_version_and_the_way_back(devices: Devices) -> None:
+    assert devices.load(FIRST, {"a/part.json": "first", "_SUCCESS": ""}) == {
+        "bucket": devices.bucket, "dataset": "devices", "version": "20260101_101500", "files": 1,
+        "exposed_version": "20260101_101500",
+    }  # fmt: skip
+    assert devices.read() == {OLD: "first"}
+    devices.load(SECOND, {"a/part.json": "second", "b/part.json": "more"})
+    assert sorted(devices.read().values()) == ["more", "second"]
+    assert devices.run(step="expose", version="20260101_101500")["exposed_version"] == "20260101_101500"
+    assert devices.read() == {OLD: "first"}
+    assert devices.run(step="expose")["exposed_version"] == "20260101_110000"
+
+
+def test_a_locked_version_can_not_be_deleted(devices: Devices) -> None:
+    devices.load(FIRST, {"a/part.json": "first"})
+    ((key, version),) = resolve(devices.client, devices.parameters(step="expose"))
+    with pytest.raises(ClientError, match="AccessDenied"):
+        devices.client.delete_object(Bucket=devices.bucket, Key=key, VersionId=version)
+    # Deleting without a version only adds a marker; another object under the key is another version.
+    devices.client.delete_object(Bucket=devices.bucket, Key=key)
+    assert devices.read() == {OLD: "first"}
+    devices.client.put_object(Bucket=devices.bucket, Key=key, Body=b"forged")
+    assert devices.read() == {OLD: "first"}
+
+
+def test_a_version_is_written_once(devices: Devices) -> None:
+    devices.load(FIRST, {"a/part.json": "first"})
+    with pytest.raises(JobFailed, match="there is a version 20260101_101500 of devices already"):
+        devices.load(FIRST, {"a/part.json": "other"})
+    assert devices.read() == {OLD: "first"}
+
+
+def test_a_load_that_died_is_no_version(devices: Devices) -> None:
+    devices.load(FIRST, {"a/part.json": "first"})
+    devices.client.put_object(
+        Bucket=devices.bucket, Key="devices/_versions/20260101_110000/a/part.json", Body=b"half"
+    )
+    assert devices.run(step="expose")["exposed_version"] == "20260101_101500"
+    with pytest.raises(
+        WrongUse, match="there is no version 20260101_110000 of devices; there are 20260101_10"
+    ):
+        devices.run(step="expose", version="20260101_110000")
+
+
+def test_a_pointer_to_what_is_not_there(devices: Devices) -> None:
+    with pytest.raises(NotReady, match="nothing was exposed yet"):
+        devices.read()
+    with pytest.raises(WrongUse, match="there is no version to expose of devices; there are none"):
+        devices.run(step="expose")
+    devices.load(FIRST, {"a/part.json": "first"})
+    missing = Manifest("20260101_101500", (ListedFile("a/part.json", 5, "gone"),)).to_json()
+    devices.client.put_object(Bucket=devices.bucket, Key="devices/_current.json", Body=missing.encode())
+    with pytest.raises(
+        JobFailed, match=r"is incomplete: .* lacks 1 of 1 listed files .* such as a/part.json"
+    ):
+        devices.read()
+
+
+def test_a_bucket_without_lock_is_refused_and_nothing_is_exposed(
+    object_store: ObjectStore, tmp_path: Path
+) -> None:
+    devices = Devices(object_store, tmp_path, object_store.create_bucket("without-lock"))
+    with pytest.raises(DataRefused, match="the store refuses it: Invalid"):
+        devices.load(FIRST, {"a/part.json": "first"})
+    with pytest.raises(NotReady):
+        devices.read()
+
+
+def test_what_makes_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match="holds no file"):
+        run(Parameters("b", "devices", str(tmp_path)), lambda: None)
+    for wrong in (
+        {"retain_days": 0},
+        {"dataset": "devices/"},
+        {"source": None},
+        {"version": "20260101_101500"},
+        {"step": "expose", "source": None, "version": "today"},
+    ):
+        with pytest.raises(WrongUse):
+            Parameters(**{"bucket": "b", "dataset": "devices", "source": "out"} | wrong)  # type: ignore[arg-type]
