@@ -192,16 +192,20 @@ class FileSource(Protocol):
     """What says where a dataset is and how its files are read; see :class:`Parameters`."""
 
     @property
-    def source(self) -> str: ...
+    def source(self) -> str:
+        """File or folder."""
 
     @property
-    def format(self) -> str: ...
+    def format(self) -> str:
+        """json, csv or postgres."""
 
     @property
-    def schema(self) -> str: ...
+    def schema(self) -> str:
+        """Columns as in SQL."""
 
     @property
-    def delimiter(self) -> str: ...
+    def delimiter(self) -> str:
+        """Between the columns of csv."""
 
 
 def source_identity(spark: SparkSession, parameters: FileSource) -> str | None:
