@@ -78,6 +78,11 @@ def latest_version(spark: SparkSession, table: str) -> int:
     return int(_snapshot(spark, table).version())
 
 
+def table_id(spark: SparkSession, table: str) -> str:
+    """Return what tells an existing table from one that was dropped and made anew in its place."""
+    return str(_snapshot(spark, table).metadata().id())
+
+
 def commit_metrics(spark: SparkSession, table: str) -> dict[str, int]:
     """Return the numeric metrics of the last commit (numOutputRows, numTargetFilesAdded…): no second scan."""
     metrics = latest_commit(spark, table)["operationMetrics"]

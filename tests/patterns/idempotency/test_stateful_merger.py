@@ -1,0 +1,435 @@
+"""Stateful Merger: a run for an old time is merged into the table of that time."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from python_jobs.idempotency.merger import MergeRules, merge
+from python_jobs.idempotency.stateful_merger import Commit, Parameters, Run, plan, run
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.tables import latest_version, write_once
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.rows import assert_rows
+from tests.support.session import setting
+from tests.support.snippets import snippet
+
+THIS = "tests/patterns/idempotency/test_stateful_merger.py::"
+JOB = REPOSITORY / "python_jobs" / "idempotency" / "stateful_merger.py"
+
+
+# --- the plan: without Spark ----------------------------------------------------------------------------
+
+
+def october(day: int) -> dt.datetime:
+    return dt.datetime(2024, 10, day, tzinfo=dt.UTC)
+
+
+def planned(
+    recorded: dict[int, int], commits: dict[int, str], day: int, previous: int | None = None
+) -> tuple[str, int]:
+    """Plan from days and versions; a commit is 'merge 7', 'base 7' (of the run of 10-07) or an operation."""
+    newest_first = []
+    for version, what in sorted(commits.items(), reverse=True):
+        step, _, of = what.partition(" ")
+        own = step in ("merge", "base")
+        newest_first.append(
+            Commit(
+                version, "MERGE" if own else what, step if own else None, october(int(of)) if own else None
+            )
+        )
+    base = plan(
+        {october(d): version for d, version in recorded.items()},
+        newest_first,
+        october(day),
+        None if previous is None else october(previous),
+    )
+    return (base.action, base.version)
+
+
+FOUR = {5: 1, 6: 2, 7: 3, 8: 4}
+FOUR_COMMITS = {1: "merge 5", 2: "merge 6", 3: "merge 7", 4: "merge 8"}
+COMPACTED = {5: 5, 6: 7, 7: 9, 8: 10}
+COMPACTED_COMMITS = {5: "merge 5", 6: "OPTIMIZE", 7: "merge 6", 8: "OPTIMIZE", 9: "merge 7", 10: "merge 8"}
+# 10-07 replayed: RESTORE to 2 is version 5, its merge 6.
+REPLAYED = FOUR | {7: 6}
+HOURS, HOURS_COMMITS = {8: 4, 9: 5, 10: 6}, {4: "merge 8", 5: "merge 9", 6: "merge 10"}
+REPLAYED_COMMITS = FOUR_COMMITS | {5: "base 7", 6: "merge 7"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "commits", "day", "expected"),
+    [
+        (HOURS, HOURS_COMMITS, 11, ("keep", 0)),
+        (HOURS, HOURS_COMMITS, 9, ("restore", 4)),
+        (FOUR, FOUR_COMMITS, 9, ("keep", 0)),
+        (FOUR, FOUR_COMMITS, 8, ("restore", 3)),
+        (FOUR, FOUR_COMMITS, 7, ("restore", 2)),
+        (FOUR, FOUR_COMMITS, 6, ("restore", 1)),
+        (FOUR, FOUR_COMMITS, 5, ("empty", 0)),
+        ({}, {0: "base 5"}, 5, ("keep", 0)),
+        (REPLAYED, REPLAYED_COMMITS, 8, ("keep", 0)),
+        (REPLAYED, REPLAYED_COMMITS, 7, ("restore", 5)),
+    ],
+    ids=[
+        "three runs: next",
+        "three runs: middle",
+        "normal",
+        "latest",
+        "middle",
+        "second",
+        "first",
+        "very first",
+        "run after",
+        "replayed twice",
+    ],
+)
+def test_the_run_mode_follows_from_the_recorded_versions(
+    recorded: dict[int, int], commits: dict[int, str], day: int, expected: tuple[str, int]
+) -> None:
+    assert planned(recorded, commits, day) == expected
+
+
+@pytest.mark.parametrize(
+    ("day", "expected"),
+    [(7, ("restore", 8)), (8, ("restore", 9)), (9, ("keep", 0))],
+    ids=["keeps the compaction before", "nothing between", "after"],
+)
+@pytest.mark.parametrize("after", [{}, {11: "OPTIMIZE"}, {11: "VACUUM START", 12: "VACUUM END"}])
+def test_compaction_is_kept_and_triggers_no_restore(
+    day: int, expected: tuple[str, int], after: dict[int, str]
+) -> None:
+    assert planned(COMPACTED, COMPACTED_COMMITS | after, day) == expected
+
+
+@pytest.mark.parametrize(
+    ("recorded", "commits", "day", "expected"),
+    [
+        # merged, not recorded
+        (FOUR, FOUR_COMMITS | {5: "merge 9"}, 9, ("restore", 4)),
+        ({}, {0: "base 5", 1: "merge 5"}, 5, ("empty", 0)),
+        # restored, not merged: the same run goes on, another one takes the table to its own past
+        (FOUR, FOUR_COMMITS | {5: "base 7"}, 7, ("keep", 0)),
+        (FOUR, FOUR_COMMITS | {5: "base 7"}, 9, ("restore", 4)),
+        (FOUR, FOUR_COMMITS | {5: "base 7"}, 6, ("restore", 1)),
+        # the run after a replay, merged, not recorded: its recorded version is from before the replay
+        (REPLAYED, REPLAYED_COMMITS | {7: "merge 8"}, 8, ("restore", 6)),
+    ],
+)
+def test_a_run_that_died_is_undone(
+    recorded: dict[int, int], commits: dict[int, str], day: int, expected: tuple[str, int]
+) -> None:
+    assert planned(recorded, commits, day) == expected
+
+
+def test_a_run_whose_predecessor_lags_behind_is_refused() -> None:
+    with pytest.raises(NotReady, match=r"a run before 2024-10-08T00:00:00 was replayed .* replay 2024-10-08"):
+        planned(REPLAYED, REPLAYED_COMMITS, 9)
+    with pytest.raises(
+        NotReady, match="the run of 2024-10-09T00:00:00 has recorded no version; run it first"
+    ):
+        planned(FOUR, FOUR_COMMITS, 10, previous=9)
+    with pytest.raises(WrongUse, match="but 2024-10-08T00:00:00 ran in between"):
+        planned(FOUR, FOUR_COMMITS, 9, previous=7)
+    assert planned(FOUR, FOUR_COMMITS, 9, previous=8) == ("keep", 0)
+    assert planned({}, {0: "base 5"}, 5, previous=4) == ("keep", 0)  # the first run
+
+
+# --- on Delta -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Table:
+    """A target with the increments of its hours."""
+
+    spark: SparkSession
+    root: Path
+    increments: dict[str, list[tuple[str, str, bool]]] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return str(self.root / "letters")
+
+    @property
+    def versions(self) -> str:
+        return str(self.root / "letters_versions")
+
+    def parameters(self, hour: str, **others: Any) -> Parameters:
+        given: dict[str, Any] = {
+            "target": self.target,
+            "versions": self.versions,
+            "query": "select id, value, is_deleted from increments where hour = {execution_time}",
+            "execution_time": f"2024-10-07T{hour}",
+            "key": ["id"],
+            "is_deleted": "is_deleted",
+            "deletes": "hard",
+        }
+        return Parameters(**given | others)
+
+    def run(self, hour: str, **others: Any) -> dict[str, Any]:
+        columns = "hour string, id string, value string, is_deleted boolean"
+        rows = [(f"2024-10-07T{at}", *row) for at, increment in self.increments.items() for row in increment]
+        self.spark.createDataFrame(rows, columns).createOrReplaceTempView("increments")
+        return run(self.spark, self.parameters(hour, **others))
+
+    def rows(self) -> list[tuple[str, str]]:
+        return sorted(
+            (row.id, row.value) for row in self.spark.read.format("delta").load(self.target).collect()
+        )
+
+    def recorded(self) -> dict[int, int]:
+        rows = self.spark.read.format("delta").load(self.versions).collect()
+        return {row.execution_time.hour: row.delta_table_version for row in rows}
+
+
+SEVEN, EIGHT = [("A", "1", False)], [("A", "U", False), ("B", "1", False)]
+NINE, TEN = [("B", "1", True), ("C", "1", False)], [(letter, "1", False) for letter in "MNO"]
+AFTER = {
+    "07": [("A", "1")],
+    "08": [("A", "U"), ("B", "1")],
+    "09": [("A", "U"), ("C", "1")],
+}
+
+
+class Story(Table):
+    """What the runs of a day reported and left; see `story`."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        super().__init__(spark, root, {"07": SEVEN, "08": EIGHT, "09": NINE, "10": TEN})
+        self.reports: dict[str, dict[str, Any]] = {}
+        self.left: dict[str, list[tuple[str, str]]] = {}
+        self.recorded_after: dict[str, dict[int, int]] = {}
+
+    def step(self, name: str, hour: str, **others: Any) -> None:
+        self.reports[name] = self.run(hour, **others)
+        self.left[name] = self.rows()
+        self.recorded_after[name] = self.recorded()
+
+
+@pytest.fixture(scope="module")
+def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    story = Story(spark, tmp_path_factory.mktemp("story"))
+    for hour in ("07", "08", "09"):
+        story.step(hour, hour)
+    spark.sql(f"delete from delta.`{story.target}` where id = 'C'").collect()  # version 4, by another hand
+    story.step("08 replayed", "08")
+    with pytest.raises(NotReady) as refused:
+        story.run("10")
+    story.reports["10 too early"] = {"refused": str(refused.value)}
+    story.step("09 replayed", "09")
+    story.step("10, not recorded: restore", "10", step="restore")
+    story.step("10, not recorded: merge", "10", step="merge")
+    story.step("10, merge again", "10", step="merge")
+    story.increments["10"] = TEN[:1]  # corrected: fewer rows
+    story.step("10 corrected", "10")
+    story.increments["11"] = []
+    story.step("11 empty", "11")
+    return story
+
+
+def test_each_run_records_the_version_of_its_merge(story: Story) -> None:
+    assert story.recorded_after["09"] == {7: 1, 8: 2, 9: 3}
+    assert [story.reports[hour]["base"] for hour in ("07", "08", "09")] == ["created", "keep", "keep"]
+    for hour in ("07", "08", "09"):
+        assert story.left[hour] == AFTER[hour]
+
+
+def test_a_replay_shows_the_table_of_its_time(story: Story) -> None:
+    replayed = story.reports["08 replayed"]
+    assert (replayed["base"], replayed["restored_version"], replayed["to_replay"]) == (
+        "restore",
+        1,
+        ["2024-10-07T09:00:00"],
+    )
+    assert story.left["08 replayed"] == AFTER["08"]
+    # RESTORE is a version too.
+    assert story.recorded_after["08 replayed"] == {7: 1, 8: 6, 9: 3}
+    assert story.reports["09 replayed"]["base"] == "keep"
+    assert story.left["09 replayed"] == AFTER["09"]
+    assert story.recorded_after["09 replayed"] == {7: 1, 8: 6, 9: 7}
+
+
+def test_a_restore_names_the_commits_of_others_that_it_undoes(story: Story) -> None:
+    assert story.reports["08 replayed"]["undone"] == ["DELETE (version 4)"]
+
+
+def test_a_run_before_the_replay_has_come_to_it_is_refused(story: Story) -> None:
+    assert "replay 2024-10-07T09:00:00 first" in story.reports["10 too early"]["refused"]
+
+
+def test_a_run_that_died_before_recording_is_merged_anew_into_the_same_table(story: Story) -> None:
+    assert story.recorded_after["10, not recorded: merge"] == {7: 1, 8: 6, 9: 7}
+    assert story.left["10, not recorded: merge"] == [*AFTER["09"], ("M", "1"), ("N", "1"), ("O", "1")]
+    assert story.reports["10, merge again"]["merged"] is False
+    assert story.reports["10 corrected"]["restored_version"] == 7
+    assert story.left["10 corrected"] == [*AFTER["09"], ("M", "1")]
+
+
+def test_an_empty_increment_records_a_version_of_its_own(story: Story) -> None:
+    recorded = story.recorded_after["11 empty"]
+    assert recorded[11] == recorded[10] + 1
+    assert story.left["11 empty"] == story.left["10 corrected"]
+
+
+@pytest.fixture
+def letters(spark: SparkSession, tmp_path: Path) -> Table:
+    return Table(spark, tmp_path, {"07": SEVEN, "08": EIGHT, "09": NINE})
+
+
+def test_a_vacuumed_version_is_refused_before_any_change(letters: Table) -> None:
+    letters.run("07")
+    letters.run("08")
+    letters.run("09")
+    with setting(letters.spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
+        letters.spark.sql(f"vacuum delta.`{letters.target}` retain 0 hours").collect()
+    before = latest_version(letters.spark, letters.target)
+    with pytest.raises(
+        JobFailed, match=r"version 1 of .* can't be restored: files of it were vacuumed; nothing was"
+    ):
+        letters.run("08")
+    assert latest_version(letters.spark, letters.target) == before
+    assert letters.rows() == AFTER["09"]
+    # From the first run on everything can be had again.
+    assert letters.run("07")["base"] == "empty"
+    assert letters.rows() == AFTER["07"]
+
+
+def test_a_changed_schema_is_refused_before_any_change(letters: Table) -> None:
+    letters.run("07")
+    letters.run("08")
+    wider = "select *, 'x' as colour from ({})".format(letters.parameters("08").query)
+    with pytest.raises(DataRefused, match=r"has in addition colour, compared with .* version as of 1"):
+        letters.run("08", query=wider)
+    with pytest.raises(DataRefused, match="lacks is_deleted, value"):
+        letters.run("09", query=letters.parameters("09").query.replace("id, value, is_deleted", "id"))
+    assert letters.rows() == AFTER["08"]
+
+
+def test_another_table_in_its_place_is_refused_and_an_existing_one_adopted(letters: Table) -> None:
+    spark = letters.spark
+    write_once(spark, spark.createDataFrame([("A", "0", False)], "id string, value string, is_deleted boolean"),
+               letters.target)  # fmt: skip
+    with pytest.raises(WrongUse, match=r"knows no run that wrote them; keep them .* with step adopt"):
+        letters.run("07")
+    letters.run("07", step="adopt")
+    with pytest.raises(WrongUse, match=r"has recorded runs in .* and can't be adopted"):
+        letters.run("08", step="adopt")
+    with pytest.raises(WrongUse, match="was adopted as of 2024-10-07T07:00:00; runs up to then are in it"):
+        letters.run("07")
+    letters.run("08")
+    assert letters.run("08")["restored_version"] == letters.recorded()[7]
+    assert letters.rows() == AFTER["08"]
+    spark.sql(f"create or replace table delta.`{letters.target}_2` using delta as select 1 as id").collect()
+    with pytest.raises(WrongUse, match="holds the versions of another table than"):
+        letters.run("09", target=f"{letters.target}_2")
+    with pytest.raises(WrongUse, match="is no table of versions: it has id, not execution_time"):
+        letters.run("09", versions=f"{letters.target}_2")
+
+
+def test_steps_out_of_turn_are_refused(letters: Table) -> None:
+    letters.run("07")
+    letters.run("08")
+    with pytest.raises(NotReady, match=r"has moved on since the run before .*; run step restore"):
+        letters.run("08", step="merge")
+    with pytest.raises(NotReady, match=r"the newest merge of .* is not that of .*; run step merge"):
+        letters.run("07", step="record")
+
+
+def test_two_runs_at_once_are_noticed(letters: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters.run("07")
+
+    def overtaken(spark: SparkSession, rows: Any, target: str, rules: MergeRules) -> None:
+        Run(spark, letters.parameters("08"))._leave_version()
+        merge(spark, rows, target, rules)
+
+    monkeypatch.setattr("python_jobs.idempotency.stateful_merger.merge", overtaken)
+    with pytest.raises(
+        JobFailed, match=r"two runs were merged into .* at once \(versions 2 and 3\); run again"
+    ):
+        letters.run("08")
+    monkeypatch.undo()
+    assert letters.recorded() == {7: 1}
+    assert letters.run("08")["restored_version"] == 1
+    assert letters.rows() == AFTER["08"]
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"key": []}, "key is empty"),
+        ({"retention_days": 0}, "retention_days is 0; it must be 1 or more"),
+        ({"previous_execution_time": "2024-10-07T09"}, "is not before 2024-10-07T08"),
+        ({"execution_time": "yesterday"}, "'yesterday' is not a time"),
+    ],
+)
+def test_wrong_parameters_are_refused(tmp_path: Path, others: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(WrongUse, match=sentence):
+        assert Table(None, tmp_path).parameters("08", **others).at  # type: ignore[arg-type]
+
+
+def test_the_rules_are_those_of_merger(spark: SparkSession, table_path: str) -> None:
+    columns = "id string, at int, gone boolean"
+    write_once(spark, spark.createDataFrame([("a", 5, False), ("b", 5, False)], columns), table_path)
+    rules = MergeRules(["id"], "gone", "hard", ["at"])
+    changes = [("a", 4, False), ("b", 6, True), ("c", 1, True), ("d", 1, False), ("d", 2, None)]
+    merge(spark, spark.createDataFrame(changes, columns), table_path, rules)
+    assert_rows(spark.read.format("delta").load(table_path), [("a", 5, False), ("d", 2, False)])
+    with pytest.raises(DataRefused, match="has a row with NULL in id; the table stays as it is"):
+        merge(spark, spark.createDataFrame([(None, 1, False)], columns), table_path, rules)
+    with pytest.raises(WrongUse, match="the model has no column 'ids'"):
+        merge(spark, spark.createDataFrame(changes, columns), table_path, MergeRules(["ids"]))
+
+
+@pytest.mark.kill
+def test_a_backfill_killed_after_its_restore_is_completed_by_the_next_run(letters: Table) -> None:
+    letters.run("07")
+    letters.run("08")
+    letters.run("09")
+    letters.spark.table("increments").write.json(f"{letters.root}/increments")
+    query = letters.parameters("08").query.replace(
+        "from increments", f"from json.`{letters.root}/increments`"
+    )
+    parameters = letters.parameters("08", query=query)
+    argv = [
+        sys.executable, str(JOB), "--target", parameters.target, "--versions", parameters.versions,
+        "--query", parameters.query, "--execution_time", parameters.execution_time, "--key", '["id"]',
+        "--is_deleted", "is_deleted", "--deletes", "hard",
+    ]  # fmt: skip
+    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
+    assert run_and_kill(argv, letters.target, TableState.LOG_WRITTEN, env) is TableState.LOG_WRITTEN
+    assert letters.recorded() == {7: 1, 8: 2, 9: 3}
+    letters.run("08")
+    assert letters.rows() == AFTER["08"]
+    letters.run("09")
+    assert letters.rows() == AFTER["09"]
+
+
+def test_the_command_of_the_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shlex
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path / "lakehouse"))
+    landed = spark.createDataFrame(
+        [("galaxy", "13", "Galaxy S", "2024-10-07")],
+        "type string, version string, full_name string, date string",
+    )
+    landed.write.partitionBy("date").json(str(tmp_path / "landing" / "devices"))
+    text = snippet("docs/idempotency.md", f"{THIS}test_the_command_of_the_page")
+    command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
+    assert command[:2] == ["spark-submit", "python_jobs/idempotency/stateful_merger.py"]
+    parameters, _ = parse_parameters(Parameters, command[2:])
+    assert run(spark, parameters)["table_version"] == 1
+    assert_rows(
+        spark.read.format("delta").load(str(tmp_path / "lakehouse/silver/devices")),
+        [("galaxy", "13", "Galaxy S")],
+    )
