@@ -30,7 +30,14 @@ from typing import Any, Literal
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from python_jobs.idempotency.manifests import ListedFile, Manifest, require_version, version_of
+from python_jobs.idempotency.manifests import (
+    ListedFile,
+    Manifest,
+    newest_or,
+    require_version,
+    taken,
+    version_of,
+)
 from python_jobs.intervals import parse_time
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program, utc_now
 
@@ -61,10 +68,7 @@ class Parameters:
             raise WrongUse(f"dataset is a prefix such as archive/devices, got '{self.dataset}'")
         if (self.source is None) != (self.step == "expose"):
             raise WrongUse(f"source belongs to the steps that load; got step {self.step}")
-        if self.version is not None:
-            require_version(self.version)
-            if self.step != "expose":
-                raise WrongUse(f"version belongs to step expose, got step {self.step}")
+        require_version(self.version, self.step)
 
     def folder(self, version: str) -> str:
         """Return the prefix of a version's files."""
@@ -100,10 +104,7 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
         "ObjectLockRetainUntilDate": started_at + dt.timedelta(days=params.retain_days),
     }
     if _keys(client, params, params.folder(version)) or _keys(client, params, params.manifest(version)):
-        raise JobFailed(
-            f"there is a version {version} of {params.dataset} already, by a run of the same second; "
-            "it stays as it is, run again"
-        )
+        raise taken(version, params.dataset)
     listed = []
     for file in files:
         path, content = file.relative_to(root).as_posix(), file.read_bytes()
@@ -135,12 +136,7 @@ def expose(client: Any, params: Parameters) -> str:
     """
     prefix = f"{params.dataset}/_manifests/"
     versions = [key.removeprefix(prefix).removesuffix(".json") for key in _keys(client, params, prefix)]
-    if not versions or params.version not in (None, *versions):
-        raise WrongUse(
-            f"there is no version {params.version or 'to expose'} of {params.dataset}; "
-            f"there are {', '.join(versions) or 'none'}"
-        )
-    version = params.version or max(versions)
+    version = newest_or(params.version, versions, params.dataset)
     text = _read(client, params, params.manifest(version))
     _require_complete(client, params, Manifest.from_json(text, params.manifest(version)))
     client.put_object(Bucket=params.bucket, Key=params.current, Body=text.encode())

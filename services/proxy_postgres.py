@@ -31,7 +31,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from python_jobs.idempotency.manifests import require_version, version_of
+from python_jobs.idempotency.manifests import newest_or, require_version, taken, version_of
 from python_jobs.job import DataRefused, JobFailed, WrongUse, run_program
 from services.postgres_csv import create_from_csv
 from services.postgres_relations import Connection, connect_by_environment, execute, replace_view
@@ -69,14 +69,11 @@ class Parameters:
             raise WrongUse(f"target must be a name or schema.name, got '{self.target}'")
         if self.min_rows < 0:
             raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
-        if self.version is not None:
-            require_version(self.version)
+        require_version(self.version, self.step)
         if {self.custodian is not None, self.loader is not None} != {self.step == "setup"}:
             raise WrongUse("custodian and loader belong to step setup, which needs both")
         if self.step.startswith("load") and (self.source is None or self.columns is None):
             raise WrongUse(f"step {self.step} needs source and columns")
-        if self.version is not None and self.step != "expose":
-            raise WrongUse(f"version belongs to step expose, got step {self.step}")
 
     def name(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""
@@ -158,10 +155,7 @@ def load(connection: Connection, params: Parameters) -> dict[str, Any]:
                 )
             connection.execute(sql.SQL("select {}(%s, %s)").format(params.name("_seal")), [version, rows])
     except psycopg.errors.DuplicateTable:
-        raise JobFailed(
-            f"there is a version {version} of {params.target} already, by a run that started in the same second; "
-            "it stays as it is, run again"
-        ) from None
+        raise taken(version, params.target) from None
     return {"version": version, "rows": rows}
 
 
@@ -172,14 +166,9 @@ def expose(connection: Connection, params: Parameters) -> dict[str, Any]:
         WrongUse: it is not in the registry.
         JobFailed: the view is in use, or others need a column that it would lose; it stays as it is.
     """
-    registry = sql.SQL("select version from {} order by version desc").format(params.name("_versions"))
+    registry = sql.SQL("select version from {}").format(params.name("_versions"))
     versions = [version for (version,) in connection.execute(registry).fetchall()]
-    if not versions or params.version not in (None, *versions):
-        wanted = params.version or "to expose"
-        raise WrongUse(
-            f"there is no version {wanted} of {params.target}; there are {', '.join(versions) or 'none'}"
-        )
-    version = params.version or versions[0]
+    version = newest_or(params.version, versions, params.target)
     try:
         with connection.transaction():
             execute(connection, "set local lock_timeout = {}", sql.Literal(f"{params.lock_seconds}s"))

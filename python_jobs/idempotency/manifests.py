@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from python_jobs.intervals import parse_time
@@ -88,7 +88,29 @@ def version_of(started_at: str | None) -> str:
     return f"{parse_time(started_at) if started_at else utc_now():%Y%m%d_%H%M%S}"
 
 
-def require_version(text: str) -> None:
-    """Refuse what :func:`version_of` can't have returned."""
-    if not _VERSION.fullmatch(text):
+def require_version(text: str | None, step: str) -> None:
+    """Refuse what :func:`version_of` can't have returned, and a version where a run makes its own."""
+    if text is not None and not _VERSION.fullmatch(text):
         raise WrongUse(f"a version is a run's start such as 20240101_101500, got '{text}'")
+    if text is not None and step != "expose":
+        raise WrongUse(f"version belongs to step expose, got step {step}")
+
+
+def newest_or(wanted: str | None, there: Sequence[str], target: str) -> str:
+    """Return the version that was asked for, by default the newest.
+
+    Raises:
+        WrongUse: it is not there.
+    """
+    if not there or wanted not in (None, *there):
+        raise WrongUse(
+            f"there is no version {wanted or 'to expose'} of {target}; there are {', '.join(sorted(there)) or 'none'}"
+        )
+    return wanted or max(there)
+
+
+def taken(version: str, target: str) -> JobFailed:
+    """Return the failure of a run that would write to a version that is there."""
+    return JobFailed(
+        f"there is a version {version} of {target} already, by a run of the same second; it stays as it is, run again"
+    )

@@ -189,7 +189,7 @@ def test_going_back_is_one_step_and_copies_nothing(devices: Devices) -> None:
     assert_rows(devices.query("select * from devices"), FIFTY)
     assert len(devices.tables()) == 3
     with pytest.raises(
-        WrongUse, match="no version 20230101_000000 of devices; there are 20240101_110000, 2024"
+        WrongUse, match="no version 20230101_000000 of devices; there are 20240101_101500, 2024"
     ):
         devices.expose("20230101_000000")
 

@@ -1,0 +1,255 @@
+"""Proxy: each full load is written once, to a place of its own, and readers find the newest through one pointer.
+
+Problem: a job that overwrites its dataset destroys what it wrote before. Now every past version must be kept, and
+readers still read one place, the newest.
+
+Two forms, by ``--format``:
+
+- ``parquet``, ``json``, ``csv``, ``orc``: files under ``<target>/_versions/<yyyymmdd_hhmmss>``, named after the run's
+  start and not its logical date, so that a rerun writes a version of its own. Step ``expose`` lists them in
+  ``_manifests/<version>.json`` and then lets the pointer ``_current`` name that version. Readers call
+  :func:`read_exposed`. A retry of that step alone reloads nothing.
+- ``delta``: the table is overwritten, and Delta keeps the versions; ``--retention_days`` becomes the table's retention,
+  below which VACUUM refuses to delete. ``--version`` in the report finds them: ``version as of``.
+
+``--step expose --version 20240101_101500`` is the way back: the pointer changes, or the table is restored; no row is
+copied.
+
+Guarantee: a version is never written again, also by two runs of one second, of which the second fails; a load that died
+is no version. What protects files from other programs is the store: permissions, or on S3 a lock
+(``services/proxy_object_store.py``).
+
+Cost: a load's files stay. Nothing here deletes a version.
+
+    spark-submit python_jobs/idempotency/proxy.py --target lakehouse/devices --format parquet \\
+        --query "select type, full_name, version from json.`landing/devices`"
+
+Source: Data Engineering Design Patterns, chapter 4, Proxy.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.idempotency.manifests import (
+    ListedFile,
+    Manifest,
+    newest_or,
+    require_version,
+    taken,
+    version_of,
+)
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
+from python_jobs.pointers import PointedDataset
+from python_jobs.tables import (
+    deleted_file_retention,
+    delta_table,
+    find_commit,
+    sql_name,
+    table_exists,
+    write_once,
+)
+
+NOTE = "proxy"
+_HISTORY = 1000
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Write a full load to a place of its own, and let readers find it."""
+
+    target: str
+    """Folder of the dataset; with format delta a table, by path or catalog name."""
+    query: str | None = None
+    """SQL that returns the whole dataset; not for step expose."""
+    format: Literal["parquet", "json", "csv", "orc", "delta"] = "parquet"
+    """Format of the files."""
+    step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
+    """load: files only; expose: let readers find a version that was loaded before."""
+    version: str | None = None
+    """Version to expose (20240101_101500); by default the newest complete one."""
+    started_at: str | None = None
+    """Start of the run (ISO 8601), which names the version; by default the clock's."""
+    min_rows: int = 1
+    """A load of fewer rows is refused; 0 publishes an empty one."""
+    retention_days: int = 3650
+    """With format delta: how long versions are kept."""
+
+    def __post_init__(self) -> None:
+        if self.min_rows < 0:
+            raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
+        if self.retention_days < 1:
+            raise WrongUse(f"retention_days must be 1 or more, got {self.retention_days}")
+        if (self.query is None) != (self.step == "expose"):
+            raise WrongUse(f"query belongs to the steps that load; got step {self.step}")
+        require_version(self.version, self.step)
+        if self.format == "delta" and self.step == "load":
+            raise WrongUse("with format delta a load is exposed by its commit; use step load_and_expose")
+
+
+def rows_to_load(spark: SparkSession, params: Parameters) -> DataFrame:
+    """Return the dataset.
+
+    Raises:
+        DataRefused: it has too few rows.
+    """
+    assert params.query is not None
+    rows = spark.sql(params.query)
+    if params.min_rows and (found := rows.limit(params.min_rows).count()) < params.min_rows:
+        raise DataRefused(
+            f"the query returns {found} rows, allowed are {params.min_rows} or more (min_rows); nothing was loaded"
+        )
+    return rows
+
+
+# --- files behind a manifest ----------------------------------------------------------------------------
+
+
+def load_files(spark: SparkSession, params: Parameters, version: str) -> None:
+    """Write the version's files.
+
+    Raises:
+        JobFailed: there is such a version; it stays as it is.
+    """
+    folder = PointedDataset(spark, params.target).folder(version)
+    try:
+        rows_to_load(spark, params).write.mode("error").format(params.format).save(folder)
+    except AnalysisException as failure:
+        if failure.getCondition() != "PATH_ALREADY_EXISTS":
+            raise
+        raise taken(version, params.target) from None
+
+
+def expose_files(spark: SparkSession, params: Parameters, version: str | None) -> str:
+    """List the version's files and let the pointer name it; return the version, by default the newest.
+
+    Raises:
+        WrongUse: there is no such version.
+        NotReady: its load did not end.
+        JobFailed: a listed file is missing.
+    """
+    dataset = PointedDataset(spark, params.target)
+    versions = dataset.versions()
+    complete = [name for name in versions if dataset.read_text(f"_versions/{name}/_SUCCESS") is not None]
+    if version is not None and version in versions and version not in complete:
+        raise NotReady(
+            f"the load of version {version} of {params.target} did not end; load again, as a new version"
+        )
+    version = newest_or(version, complete, params.target)
+    if dataset.read_text(_manifest(version)) is None:
+        files = tuple(ListedFile(file.path, file.size) for file in dataset.files(version))
+        dataset.write_text(_manifest(version), Manifest(version, files).to_json())
+    _listed(dataset, version)
+    if (current := dataset.current()) != version:
+        dataset.point_to(version, replaces=current)
+    return version
+
+
+def exposed_files(spark: SparkSession, target: str) -> list[str]:
+    """Return the paths of the files that readers take now.
+
+    Raises:
+        NotReady: nothing was exposed yet.
+        WrongUse: the pointer names a version without a manifest.
+        JobFailed: a listed file is missing.
+    """
+    dataset = PointedDataset(spark, target)
+    version = dataset.current()
+    if version is None:
+        raise NotReady(f"{target} has no pointer (_current): nothing was exposed yet")
+    return [f"{dataset.folder(version)}/{file.path}" for file in _listed(dataset, version).files]
+
+
+def read_exposed(spark: SparkSession, target: str, file_format: str = "parquet") -> DataFrame:
+    """Return the rows of the files that the manifest lists; raises like :func:`exposed_files`."""
+    return spark.read.format(file_format).load(exposed_files(spark, target))
+
+
+def _listed(dataset: PointedDataset, version: str) -> Manifest:
+    text = dataset.read_text(_manifest(version))
+    if text is None:
+        raise WrongUse(
+            f"{dataset.dataset} points to version {version}, which has no manifest ({_manifest(version)})"
+        )
+    manifest = Manifest.from_json(text, f"{dataset.dataset}/{_manifest(version)}")
+    manifest.require_complete(
+        {file.path: file.size for file in dataset.files(version)}, dataset.folder(version)
+    )
+    return manifest
+
+
+def _manifest(version: str) -> str:
+    return f"_manifests/{version}.json"
+
+
+# --- Delta's own versions -------------------------------------------------------------------------------
+
+
+def load_delta(spark: SparkSession, params: Parameters, version: str) -> int:
+    """Overwrite the table and return its Delta version.
+
+    Raises:
+        JobFailed: there is such a version; it stays as it is.
+    """
+    days = f"interval {params.retention_days} days"
+    properties = {"delta.deletedFileRetentionDuration": days, "delta.logRetentionDuration": days}
+    if table_exists(spark, params.target):
+        if version in _delta_versions(spark, params):
+            raise taken(version, params.target)
+        if deleted_file_retention(spark, params.target).days < params.retention_days:
+            pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+            spark.sql(f"alter table {sql_name(params.target)} set tblproperties ({pairs})")
+    rows = rows_to_load(spark, params)
+    note = write_once(
+        spark, rows, params.target, properties=properties, replace_all=True, note={NOTE: version}
+    )
+    commit = find_commit(spark, params.target, note)
+    assert commit is not None
+    return int(commit["version"])
+
+
+def restore_delta(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Make the table what a load left, in one commit that copies nothing."""
+    versions = _delta_versions(spark, params)
+    version = newest_or(params.version, list(versions), params.target)
+    spark.sql(f"restore table {sql_name(params.target)} to version as of {versions[version]}").collect()
+    return {"exposed_version": version, "table_version": versions[version]}
+
+
+def _delta_versions(spark: SparkSession, params: Parameters) -> dict[str, int]:
+    """Return the table's Delta version by the version of its load."""
+    found = {}
+    for row in (
+        delta_table(spark, params.target).history(_HISTORY).select("version", "userMetadata").collect()
+    ):
+        try:
+            found[json.loads(row.userMetadata or "{}")[NOTE]] = row.version
+        except (ValueError, TypeError, KeyError):  # another program's commit
+            continue
+    return found
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Load, expose, or both."""
+    report: dict[str, Any] = {"target": params.target}
+    if params.step == "expose":
+        if params.format == "delta":
+            return report | restore_delta(spark, params)
+        return report | {"exposed_version": expose_files(spark, params, params.version)}
+    version = version_of(params.started_at)
+    report |= {"version": version}
+    if params.format == "delta":
+        return report | {"table_version": load_delta(spark, params, version), "exposed_version": version}
+    load_files(spark, params, version)
+    if params.step == "load_and_expose":
+        report |= {"exposed_version": expose_files(spark, params, version)}
+    return report
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
