@@ -12,9 +12,7 @@
 {% materialization scd2, adapter='spark', supported_languages=['sql'] %}
     {%- set target_relation = this -%}
     {%- set existing_relation = load_relation(this) -%}
-    {%- set batch = this.incorporate(path={'identifier': this.identifier ~ '__dbt_tmp'}).include(
-        database=false, schema=false
-    ) -%}
+    {%- set batch = lakehouse_patterns.batch_view(this) -%}
     {%- do lakehouse_patterns.require(
         config.get('file_format') == 'delta',
         "materialized='scd2' needs file_format='delta', got '" ~ config.get('file_format') ~ "'"

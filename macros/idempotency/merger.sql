@@ -23,7 +23,7 @@
         {{ return(dbt.spark__create_table_as(temporary, relation, compiled_code, language)) }}
     {%- endif -%}
 
-    {%- set batch = lakehouse_patterns._merger_batch_view(relation) -%}
+    {%- set batch = lakehouse_patterns.batch_view(relation) -%}
     {%- call statement('create_batch_view') -%}
         {{ create_temporary_view(batch, compiled_code) }}
     {%- endcall -%}
@@ -208,14 +208,6 @@
 
 
 {#- The batch -#}
-
-{% macro _merger_batch_view(relation) %}
-    {#- The temporary view that dbt-spark's incremental materialization makes of the model's SQL. -#}
-    {{ return(
-        relation.incorporate(path={'identifier': relation.identifier ~ '__dbt_tmp'}).include(database=false, schema=false)
-    ) }}
-{% endmacro %}
-
 
 {% macro _merger_latest(merger, batch, partitions={}) %}
     {#-
