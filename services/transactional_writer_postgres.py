@@ -1,0 +1,178 @@
+"""Transactional Writer, PostgreSQL: several files into one table, merged by key, with one commit for all of them.
+
+    python -m services.transactional_writer_postgres --files '[devices_1.csv, devices_2.csv]' --target devices \\
+        --key '[type, version]' --run 2024-11-20
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+
+Guarantee: readers see nothing of a run before its commit and all of it afterwards. A line that doesn't fit the table
+leaves nothing of any file. The run is entered in ``<target>__runs`` by the same commit: a rerun with the same files
+does nothing, one with corrected files merges them; rows are merged, so a backfill adds none twice. Of two processes
+with the same run the second waits for the first, and then has nothing to do.
+
+Each file goes into a temporary table like the target, so that its lines are checked by the target's own types. Of
+several lines of one key the last one of the last file counts.
+
+Cost: every row is written twice, and the target's touched rows stay locked until the commit.
+
+Source: Data Engineering Design Patterns, chapter 4, Transactional Writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from python_jobs.intervals import parse_time
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program, utc_now
+from services.inbox import Inbox
+from services.postgres_csv import copy_csv
+from services.postgres_relations import Connection, columns, connect_by_environment, execute, exists
+
+_LINE = "transactional_writer_line"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Merge CSV files into a table in one transaction."""
+
+    files: list[str]
+    """CSV files with a header, in the order in which they count."""
+    target: str
+    """Table with a unique key, as name or schema.name; it must exist."""
+    key: list[str]
+    """Columns of that key."""
+    run: str
+    """Logical time of the run (2024-11-20), never the clock's."""
+    delimiter: str = ";"
+    """Between the columns of the files."""
+    now: str | None = None
+    """Time of the entry in <target>__runs (ISO 8601); by default the clock's."""
+
+    def __post_init__(self) -> None:
+        if not self.files or not self.key:
+            raise WrongUse(f"files and key take one name or more, got {self.files} and {self.key}")
+        parse_time(self.run)
+        if self.now is not None:
+            parse_time(self.now)
+
+    @property
+    def table(self) -> sql.Identifier:
+        """The target's name, quoted."""
+        return sql.Identifier(*self.target.split("."))
+
+
+def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_environment) -> dict[str, Any]:
+    """Merge all files or none.
+
+    Raises:
+        NotReady: a file or the target isn't there.
+        DataRefused: a line doesn't fit the target; nothing was written.
+        WrongUse: the target has no such column, or no such unique key.
+    """
+    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    message = f"{parameters.run}/{_content_of(parameters.files)}"
+    report: dict[str, Any] = {"target": parameters.target, "run": parameters.run, "rows": {}}
+    try:
+        with connect() as connection:
+            if not exists(connection, parameters.table):
+                raise NotReady(f"there is no table {parameters.target}; nothing was written")
+            _require_columns(connection, parameters)
+
+            def merge_all() -> None:
+                report["rows"] = {file: _merge(connection, parameters, file) for file in parameters.files}
+
+            written = Inbox(connection, f"{parameters.target}__runs").once(message, merge_all, now)
+    except psycopg.OperationalError as failure:
+        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
+    return report | {"already": not written}
+
+
+def _content_of(files: list[str]) -> str:
+    """Return a hash of the files' content, whatever they are called."""
+    digest = hashlib.sha256()
+    for file in files:
+        path = Path(file)
+        if not path.is_file():
+            raise NotReady(f"there is no file {file}; nothing was written")
+        with path.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _require_columns(connection: Connection, parameters: Parameters) -> None:
+    names = [name for name, _ in columns(connection, parameters.table)]
+    absent = [name for name in parameters.key if name not in names]
+    if absent:
+        raise WrongUse(f"{parameters.target} has no column {', '.join(absent)}; it has {', '.join(names)}")
+
+
+def _merge(connection: Connection, parameters: Parameters, file: str) -> int:
+    """Copy one file beside the target and merge it; return the rows that it inserted or changed."""
+    beside = sql.Identifier("transactional_writer_file")
+    try:
+        execute(
+            connection,
+            "create temporary table {} (like {} including defaults) on commit drop",
+            beside,
+            parameters.table,
+        )
+        copy_csv(connection, file, beside, parameters.delimiter, stays=parameters.target)
+        # The order of the lines; after COPY, which fills all columns that there are.
+        execute(connection, "alter table {} add column {} bigserial", beside, sql.Identifier(_LINE))
+        merged = connection.execute(_upsert(connection, parameters, beside)).rowcount
+        execute(connection, "drop table {}", beside)
+        return merged
+    except psycopg.IntegrityError as failure:
+        raise DataRefused(
+            f"{file} was not merged: {failure.diag.message_primary}; {parameters.target} stays as it is"
+        ) from None
+    except psycopg.errors.InvalidColumnReference:
+        raise WrongUse(
+            f"{parameters.target} has no unique key of exactly {', '.join(parameters.key)}; nothing was written"
+        ) from None
+
+
+def _upsert(connection: Connection, parameters: Parameters, beside: sql.Identifier) -> sql.Composed:
+    names = [name for name, _ in columns(connection, parameters.table)]
+    values = [name for name in names if name not in parameters.key]
+    key = sql.SQL(", ").join(map(sql.Identifier, parameters.key))
+    if values:
+        changed: sql.Composable = sql.SQL(
+            "do update set ({}) = row({}) where ({}) is distinct from ({})"
+        ).format(
+            _listed(values),
+            _listed(values, "excluded"),
+            _listed(values, "stored"),
+            _listed(values, "excluded"),
+        )
+    else:
+        changed = sql.SQL("do nothing")
+    return sql.SQL(
+        "insert into {} as stored ({}) select distinct on ({}) {} from {} order by {}, {} desc on conflict ({}) {}"
+    ).format(
+        parameters.table,
+        _listed(names),
+        key,
+        _listed(names),
+        beside,
+        key,
+        sql.Identifier(_LINE),
+        key,
+        changed,
+    )
+
+
+def _listed(names: list[str], relation: str | None = None) -> sql.Composed:
+    prefix = [relation] if relation else []
+    return sql.SQL(", ").join(sql.Identifier(*prefix, name) for name in names)
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)
