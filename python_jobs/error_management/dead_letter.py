@@ -52,22 +52,23 @@ from pyspark.sql.window import Window
 from python_jobs.checkpoints import claim
 from python_jobs.delta_streams import (
     BatchFunction,
+    StreamParameters,
     append,
     await_end,
     create_table,
+    empty_source,
     evaluated_once,
     nullable,
-    parse_duration,
+    require_positive,
     start_stream,
     table_id,
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
 from python_jobs.error_management.retryable import Retrier, RetryPolicy
-from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, NotReady, WrongUse, root_cause, run_job, utc_now
+from python_jobs.job import DataRefused, WrongUse, root_cause, run_job
 from python_jobs.pointers import PointedDataset
-from python_jobs.tables import delta_table, latest_version, table_exists
+from python_jobs.tables import delta_table, latest_version
 
 PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
 POISON_PILL = "POISON_PILL"
@@ -93,16 +94,37 @@ DEAD_LETTER_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Parameters:
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterStream(StreamParameters):
+    """How a streaming job with a dead-letter table is run."""
+
+    job_name: str
+    """Name of the job in the dead letters."""
+    job_version: str = "1"
+    """Version of the expressions in the dead letters; raise it with each fix."""
+    dead_letter: str
+    """Delta table (name or path) for the records that can't be processed; created when absent."""
+
+    def create_dead_letter_table(
+        self, spark: SparkSession, judged: DataFrame, columns: Sequence[str]
+    ) -> None:
+        """Create the dead-letter table for records of these columns, or check the one there.
+
+        Raises:
+            WrongUse: it has another schema.
+        """
+        dead = dead_letters(judged, columns, 0, self.job_name, self.job_version, "1970-01-01")
+        create_table(spark, self.dead_letter, nullable(dead.schema))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(DeadLetterStream):
     """Parse the JSON payloads of a Delta table; what can't be processed goes to a dead-letter table."""
 
     source: str
     """Delta table (name or path) that only grows, such as a bronze table."""
     target: str
     """Delta table (name or path) for the processed records; created when absent."""
-    dead_letter: str
-    """Delta table (name or path) for the records that can't be processed; created when absent."""
     schema: str
     """Fields of the JSON object: a DDL string, or a .ddl, .yml or .json file."""
     checkpoint: str
@@ -115,10 +137,6 @@ class Parameters:
     """Fields or derived columns that must not be NULL; a record without them is dead-lettered."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the target."""
-    trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
-    max_files_per_trigger: int | None = None
-    """Most source files in one batch; Delta's default is 1000."""
     max_bad_share: float | None = None
     """Stop with exit code 3 when a larger share of the records is bad (0.1 = 10 %); by default never."""
     min_records: int = 100
@@ -131,31 +149,19 @@ class Parameters:
     max_poison: int = 3
     """Most such records of a batch; more are the environment's fault: exit code 3, and nothing is set aside."""
     job_name: str = "dead_letter"
-    """Name of the job in the dead letters."""
-    job_version: str = "1"
-    """Version of schema and expressions in the dead letters; raise it with each fix."""
-    now: str | None = None
-    """Processing time in the dead letters (ISO 8601); by default the clock's, for each batch."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len({self.source, self.target, self.dead_letter}) < 3:
             raise WrongUse("source, target and dead_letter must be three tables")
-        if self.trigger is not None:
-            parse_duration(self.trigger)
         if self.max_bad_share is not None and not 0 <= self.max_bad_share <= 1:
             raise WrongUse(f"max_bad_share is {self.max_bad_share}; it is a share between 0 and 1")
-        for name in (
-            "max_files_per_trigger",
-            "min_records",
-            "sink_attempts",
-            "poison_attempts",
-            "max_poison",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise WrongUse(f"{name} is {value}; it must be at least 1")
-        if self.now is not None:
-            parse_time(self.now)
+        require_positive(
+            min_records=self.min_records,
+            sink_attempts=self.sink_attempts,
+            poison_attempts=self.poison_attempts,
+            max_poison=self.max_poison,
+        )
 
 
 @dataclass(frozen=True)
@@ -307,7 +313,7 @@ class BatchWriter(BatchFunction):
             "userMetadata": json.dumps(account.as_dict()),
         }
         if account.dead:
-            now = params.now or utc_now().isoformat()
+            now = params.processing_time().isoformat()
             dead = dead_letters(judged, record_columns, batch_id, params.job_name, params.job_version, now)
             dead = dead.coalesce(1)  # numbering them spread few rows over many files
             self._retrier.call(lambda _: append(dead, params.dead_letter, options), idempotent=True)
@@ -361,23 +367,17 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
         NotReady: the source doesn't exist.
         WrongUse: a table has another schema, or the checkpoint belongs to another query.
     """
-    if not table_exists(spark, params.source):
-        raise NotReady(f"there is no Delta table '{params.source}' to read from")
+    empty = empty_source(spark, params.source, (*DEAD_LETTER_COLUMNS, WAS_DEAD_LETTERED, REPLAY))
     schema = load_schema(params.schema)
 
     def parse(records: DataFrame) -> DataFrame:
         return parse_records(records, schema, params.payload_column, params.derive, params.require)
 
-    empty = delta_table(spark, params.source).toDF().limit(0)
-    clash = [name for name in empty.columns if name in (*DEAD_LETTER_COLUMNS, WAS_DEAD_LETTERED, REPLAY)]
-    if clash:
-        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
     parsed = parse(empty)
     missing = [name for name in params.partition_by if name not in parsed.columns]
     if missing:
         raise WrongUse(f"partition_by names no column of the target: {', '.join(missing)}")
-    dead = dead_letters(parsed, empty.columns, 0, params.job_name, params.job_version, "1970-01-01")
-    create_table(spark, params.dead_letter, nullable(dead.schema))
+    params.create_dead_letter_table(spark, parsed, empty.columns)
     create_table(spark, params.target, nullable(valid_records(parsed).schema), params.partition_by)
 
     tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}

@@ -52,12 +52,13 @@ from python_jobs.delta_streams import (
     append,
     await_end,
     create_table,
+    empty_source,
     nullable,
     parse_duration,
     start_stream,
     table_id,
 )
-from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, dead_letters
+from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.error_management.watermarks import (
     Combine,
@@ -68,9 +69,9 @@ from python_jobs.error_management.watermarks import (
     advance,
     is_late,
 )
-from python_jobs.intervals import from_micros, parse_time, to_micros
-from python_jobs.job import NotReady, WrongUse, run_job, utc_now
-from python_jobs.tables import delta_table, latest_version, read_table, table_exists
+from python_jobs.intervals import from_micros, to_micros
+from python_jobs.job import WrongUse, run_job
+from python_jobs.tables import latest_version, read_table
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
@@ -85,8 +86,8 @@ _EARLIEST = to_micros(dt.datetime(1000, 1, 1, tzinfo=dt.UTC))
 _DATED = r"^\s*\d{4,6}-\d"
 
 
-@dataclass(frozen=True)
-class Parameters:
+@dataclass(frozen=True, kw_only=True)
+class Parameters(DeadLetterStream):
     """Split the records of a Delta table into on time, late and without a usable event time."""
 
     source: str
@@ -95,8 +96,6 @@ class Parameters:
     """Delta table (name or path) for the records on time; created when absent."""
     late: str
     """Delta table (name or path) for the late records; created when absent."""
-    dead_letter: str
-    """Delta table (name or path) for records without a usable event time; created when absent."""
     watermarks: str
     """Delta table (name or path) with the watermark of each batch; created when absent."""
     checkpoint: str
@@ -117,28 +116,16 @@ class Parameters:
     """Processing time without records after which a partition decides nothing; by default it is waited for."""
     max_future: str = "1 hour"
     """How far an event time may be ahead of the processing time; beyond it the record is a dead letter."""
-    trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
-    max_files_per_trigger: int | None = None
-    """Most source files in one batch; Delta's default is 1000."""
     job_name: str = "late_data_detector"
-    """Name of the job in the dead letters."""
-    job_version: str = "1"
-    """Version of the job in the dead letters."""
-    now: str | None = None
-    """Processing time (ISO 8601); by default the clock's, for each batch."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         tables = [self.source, self.on_time, self.late, self.dead_letter, self.watermarks]
         if len(set(tables)) < len(tables):
             raise WrongUse("source, on_time, late, dead_letter and watermarks must be five tables")
-        for duration in (self.allowed_lateness, self.max_future, self.idle_after, self.trigger):
+        for duration in (self.allowed_lateness, self.max_future, self.idle_after):
             if duration is not None:
                 parse_duration(duration)
-        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
-            raise WrongUse(f"max_files_per_trigger is {self.max_files_per_trigger}; it must be at least 1")
-        if self.now is not None:
-            parse_time(self.now)
 
     @property
     def policy(self) -> Policy:
@@ -327,7 +314,7 @@ class Splitter(BatchFunction):
 
     def _decide(self, rows: DataFrame, batch_id: int) -> Batch:
         params = self._params
-        now = utc_now() if params.now is None else parse_time(params.now)
+        now = params.processing_time()
         before = State() if self._last is None else self._last.after
         partition = [
             _key(params.source_column, "source_name"),
@@ -381,25 +368,18 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Spli
         NotReady: the source doesn't exist.
         WrongUse: a table has another schema, or the checkpoint belongs to another query.
     """
-    if not table_exists(spark, params.source):
-        raise NotReady(f"there is no Delta table '{params.source}' to read from")
-    empty = delta_table(spark, params.source).toDF().limit(0)
+    empty = empty_source(spark, params.source, (*DEAD_LETTER_COLUMNS, *JUDGEMENT_COLUMNS))
     named = {"source_column": params.source_column, "partition_column": params.partition_column}
     for role, column in named.items():
         if column is not None and column not in empty.columns:
             raise WrongUse(
                 f"{role} names no column of the source: {column}; it has {', '.join(empty.columns)}"
             )
-    clash = [name for name in empty.columns if name in (*DEAD_LETTER_COLUMNS, *JUDGEMENT_COLUMNS)]
-    if clash:
-        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
-
     epoch = from_micros(0)
     split = judged(empty, params.event_time, epoch, epoch, parse_duration(params.max_future))
-    dead = dead_letters(split, empty.columns, 0, params.job_name, params.job_version, epoch.isoformat())
+    params.create_dead_letter_table(spark, split, empty.columns)
     schemas = {
         params.watermarks: spark.createDataFrame([], WATERMARKS_TYPE).schema,
-        params.dead_letter: nullable(dead.schema),
         params.late: nullable(outcome(split, empty.columns, late=True).schema),
         params.on_time: nullable(outcome(split, empty.columns, late=False).schema),
     }

@@ -55,19 +55,20 @@ from python_jobs.delta_streams import (
     append,
     await_end,
     create_table,
+    empty_source,
     evaluated_once,
     nullable,
     parse_duration,
     start_stream,
     table_id,
 )
-from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, dead_letters
+from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, NotReady, WrongUse, run_job, utc_now
+from python_jobs.job import JobFailed, WrongUse, run_job
 from python_jobs.session import settings
 from python_jobs.stream_progress import ProgressTotals, listening
-from python_jobs.tables import latest_version, read_table, table_exists
+from python_jobs.tables import latest_version
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
@@ -93,16 +94,14 @@ STATE_FAILURES = {
 Form = Literal["within_watermark", "key_and_time", "key_and_window"]
 
 
-@dataclass(frozen=True)
-class Parameters:
+@dataclass(frozen=True, kw_only=True)
+class Parameters(DeadLetterStream):
     """Append the first record of each key to a Delta table; remember keys for as long as the watermark says."""
 
     source: str
     """Delta table (name or path) that only grows."""
     target: str
     """Delta table (name or path) for the unique records; created when absent."""
-    dead_letter: str
-    """Delta table (name or path) for records without a usable key or event time; created when absent."""
     checkpoint: str
     """Folder of the stream's progress and state: one for each source and target, kept as long as they are."""
     key: list[str]
@@ -121,18 +120,10 @@ class Parameters:
     """How far event time may lie ahead of the clock."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the target."""
-    trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
-    max_files_per_trigger: int | None = None
-    """Most source files in one batch; Delta's default is 1000."""
     job_name: str = "windowed_deduplicator"
-    """Name of the job in the dead letters."""
-    job_version: str = "1"
-    """Version of the expressions in the dead letters."""
-    now: str | None = None
-    """The clock (ISO 8601) for max_future and the dead letters; by default each batch's own time."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len({self.source, self.target, self.dead_letter}) < 3:
             raise WrongUse("source, target and dead_letter must be three tables")
         if not self.key:
@@ -142,13 +133,9 @@ class Parameters:
             raise WrongUse(f"nullable_key names no part of the key: {', '.join(unknown)}")
         if (self.form == "key_and_window") != (self.window is not None):
             raise WrongUse(f"form is {self.form}; a window belongs to key_and_window, and to no other form")
-        for duration in (self.watermark, self.window, self.max_future, self.trigger):
+        for duration in (self.watermark, self.window, self.max_future):
             if duration is not None:
                 parse_duration(duration)
-        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
-            raise WrongUse(f"max_files_per_trigger is {self.max_files_per_trigger}; it must be at least 1")
-        if self.now is not None:
-            parse_time(self.now)
 
 
 def judged(records: DataFrame, params: Parameters) -> DataFrame:
@@ -245,7 +232,7 @@ class UniqueWriter(BatchFunction):
         }
         record = [name for name in kept.columns if name not in (ERROR_CLASS, ERROR_MESSAGE)]
         if dead:
-            now = params.now or utc_now().isoformat()
+            now = params.processing_time().isoformat()
             rows = dead_letters(kept, record, batch_id, params.job_name, params.job_version, now)
             append(rows.coalesce(1), params.dead_letter, options)
         if unique:
@@ -263,18 +250,11 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
         NotReady: the source doesn't exist.
         WrongUse: an expression makes no sense, a table has another schema, or the checkpoint belongs to another query.
     """
-    if not table_exists(spark, params.source):
-        raise NotReady(f"there is no Delta table '{params.source}' to read from")
-    empty = read_table(spark, params.source).limit(0)
-    clash = [name for name in empty.columns if name in DEAD_LETTER_COLUMNS]
-    if clash:
-        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
+    empty = empty_source(spark, params.source, DEAD_LETTER_COLUMNS)
     missing = [name for name in params.partition_by if name not in empty.columns]
     if missing:
         raise WrongUse(f"partition_by names no column of the source: {', '.join(missing)}")
-    judged_schema = judged(empty, params)
-    dead = dead_letters(judged_schema, empty.columns, 0, params.job_name, params.job_version, "1970-01-01")
-    create_table(spark, params.dead_letter, nullable(dead.schema))
+    params.create_dead_letter_table(spark, judged(empty, params), empty.columns)
     create_table(spark, params.target, nullable(empty.schema), params.partition_by)
 
     tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}

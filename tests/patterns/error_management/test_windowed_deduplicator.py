@@ -26,7 +26,6 @@ from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
-from tests.support.session import small_configuration
 from tests.support.snippets import snippet, snippets
 
 PAGE = "docs/error_management.md"
@@ -363,10 +362,7 @@ def test_killed_between_its_two_tables_the_next_run_completes_the_batch(
          "--config", str(tmp_path / "job.yml")],
         stream.path("target"),
         TableState.DATA_WITHOUT_LOG,
-        env={
-            "PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell",
-            "SPARK_CONF_DIR": str(small_configuration(tmp_path / "conf")),
-        },
+        env={"PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
     )  # fmt: skip
     assert state is TableState.DATA_WITHOUT_LOG
     assert (stream.numbers(), stream.numbers("dead")) == ([0], [3])
