@@ -19,7 +19,7 @@ from services.object_store import ObjectStore, running_object_store
 from services.postgres import Database, Postgres, running_postgres
 from tests.support.dbt_project import REPOSITORY, DbtProject
 from tests.support.render import MacroRenderer
-from tests.support.session import setting, start_session
+from tests.support.session import environment, setting, small_configuration, start_session
 
 os.environ["TZ"] = "UTC"
 time.tzset()
@@ -27,6 +27,13 @@ os.environ.setdefault("SPARK_CONF_DIR", str(REPOSITORY / "conf"))
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 _NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the Spark processes that tests start, and kill, start as fast as they can."""
+    with environment(SPARK_CONF_DIR=str(small_configuration(tmp_path_factory.mktemp("small") / "conf"))):
+        yield
 
 
 @pytest.fixture(scope="session")
