@@ -8,11 +8,13 @@
     is meant to be dropped as a whole.
 
     Version tables are managed ones, whatever `location_root` says: dropping an external table leaves its files.
+
+    With `immutable` it is Proxy: a version is named after the run's start, written once and never dropped.
 -#}
 
 {% materialization versioned_table, adapter='spark', supported_languages=['sql'] %}
     {%- set options = lakehouse_patterns._full_loader_options(lakehouse_patterns.options('full_loader') or {}) -%}
-    {%- set version = lakehouse_patterns.logical_date() | replace('-', '') -%}
+    {%- set version = lakehouse_patterns._full_loader_version(options) -%}
     {%- set existing_relation = load_relation(this) -%}
     {%- do lakehouse_patterns.require(
         existing_relation is none or existing_relation.is_view,
@@ -22,9 +24,12 @@
 
     {%- set table = lakehouse_patterns._full_loader_table(this, version) -%}
     {%- call statement('main') -%}
-        create or replace table {{ table }}
+        create{{ '' if options.immutable else ' or replace' }} table {{ table }}
         using delta
         tblproperties (
+            {%- if options.immutable %}
+            'delta.appendOnly' = 'true',
+            {%- endif %}
             'delta.deletedFileRetentionDuration' = 'interval 3650 days',
             'delta.logRetentionDuration' = 'interval 3650 days',
             'lakehouse_patterns.full_loader.version' = '{{ version }}'
@@ -39,7 +44,9 @@
     {%- else -%}
         {%- do lakehouse_patterns._full_loader_expose(options, this, version, existing_relation is not none) -%}
     {%- endif -%}
-    {%- do lakehouse_patterns._full_loader_drop_old(options, this, [version, shown] | max) -%}
+    {%- if not options.immutable -%}
+        {%- do lakehouse_patterns._full_loader_drop_old(options, this, [version, shown] | max) -%}
+    {%- endif -%}
 
     {%- do apply_grants(this, config.get('grants'), should_revoke(existing_relation, false)) -%}
     {{ run_hooks(post_hooks) }}
@@ -47,7 +54,7 @@
 {% endmaterialization %}
 
 
-{% macro expose_version(model_name, version, max_shrink_percent=none) %}
+{% macro expose_version(model_name, version=none, max_shrink_percent=none) %}
     {{ return(adapter.dispatch('expose_version', 'lakehouse_patterns')(model_name, version, max_shrink_percent)) }}
 {% endmacro %}
 
@@ -65,11 +72,14 @@
             {%- do options.update({'max_shrink_percent': max_shrink_percent}) -%}
         {%- endif -%}
         {%- set view = api.Relation.create(schema=nodes[0].schema, identifier=nodes[0].alias, type='view') -%}
-        {%- set version = lakehouse_patterns._full_loader_date(version) | replace('-', '') -%}
         {%- set versions = lakehouse_patterns._full_loader_versions(view) -%}
+        {#- By default the newest that is there, not this run's: exposing may be retried alone. -#}
+        {%- set version = versions | last | default('newest') if version is none
+            else lakehouse_patterns._full_loader_run(version) if options.immutable
+            else lakehouse_patterns._full_loader_date(version) | replace('-', '') -%}
         {%- do lakehouse_patterns.require(
             version in versions,
-            'version ' ~ version ~ ' of ' ~ view ~ ' is not there; kept are ' ~ (versions | join(', '))
+            'version ' ~ version ~ ' of ' ~ view ~ ' is not there; kept are ' ~ (versions | join(', ') or 'none')
         ) -%}
         {%- set is_shown = adapter.get_relation(none, view.schema, view.identifier) is not none -%}
         {%- do lakehouse_patterns._full_loader_expose(options, view, version, is_shown) -%}
@@ -88,6 +98,15 @@
 {% endmacro %}
 
 
+{% macro _full_loader_version(options) %}
+    {#- Proxy names a version after the run's start: a rerun for the same date writes another one. -#}
+    {%- if options.immutable -%}
+        {{ return(run_started_at.strftime('%Y%m%d_%H%M%S')) }}
+    {%- endif -%}
+    {{ return(lakehouse_patterns.logical_date() | replace('-', '')) }}
+{% endmacro %}
+
+
 {% macro _full_loader_date(text) %}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('\\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\\d|3[01])', text | string),
@@ -98,9 +117,20 @@
 {% endmacro %}
 
 
+{% macro _full_loader_run(text) %}
+    {#- YAML reads 20240101_101500 without quotes as a number. -#}
+    {%- set text = text | string | replace('_', '') -%}
+    {%- do lakehouse_patterns.require(
+        modules.re.fullmatch('\\d{14}', text),
+        "an immutable version is a run's start such as 20240101_101500, got '" ~ text ~ "'"
+    ) -%}
+    {{ return(text[:8] ~ '_' ~ text[8:]) }}
+{% endmacro %}
+
+
 {% macro _full_loader_options(given) %}
     {%- do lakehouse_patterns.require_known_keys(
-        'full_loader', given, ['key', 'not_null', 'min_rows', 'max_shrink_percent', 'keep_versions']
+        'full_loader', given, ['key', 'not_null', 'min_rows', 'max_shrink_percent', 'keep_versions', 'immutable']
     ) -%}
     {%- set options = {
         'key': lakehouse_patterns.as_list(given.get('key')),
@@ -108,7 +138,15 @@
         'min_rows': given.get('min_rows', 1),
         'max_shrink_percent': given.get('max_shrink_percent', 50),
         'keep_versions': given.get('keep_versions', 7),
+        'immutable': given.get('immutable', false),
     } -%}
+    {%- do lakehouse_patterns.require(
+        options.immutable is boolean, 'immutable must be true or false, got ' ~ options.immutable
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        not (options.immutable and 'keep_versions' in given),
+        'immutable versions are never dropped: leave keep_versions out'
+    ) -%}
     {%- do lakehouse_patterns.require(
         options.keep_versions is number and options.keep_versions >= 2,
         'keep_versions must be at least 2, the exposed one and a way back, got ' ~ options.keep_versions
@@ -135,7 +173,7 @@
     {%- set value = run_query(
         'show tblproperties ' ~ relation ~ " ('lakehouse_patterns.full_loader.version')"
     ).rows[0][1] -%}
-    {{ return(value if modules.re.fullmatch('\\d{8}', value) else '') }}
+    {{ return(value if modules.re.fullmatch('\\d{8}(_\\d{6})?', value) else '') }}
 {% endmacro %}
 
 
@@ -143,7 +181,7 @@
     {%- set versions = [] -%}
     {%- for row in run_query("show tables in " ~ view.schema ~ " like '" ~ view.identifier ~ "_*'").rows -%}
         {%- set version = row[1][view.identifier | length + 1:] -%}
-        {%- if modules.re.fullmatch('\\d{8}', version) -%}
+        {%- if modules.re.fullmatch('\\d{8}(_\\d{6})?', version) -%}
             {%- do versions.append(version) -%}
         {%- endif -%}
     {%- endfor -%}
