@@ -72,7 +72,7 @@ _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 # How many of the newest commits are searched for those of this job.
 _HISTORY = 1000
 _GONE = re.compile(
-    r"Not all files from version|Missed files|DELTA_VERSION_NOT_FOUND|Cannot time travel|DELTA_FILE_NOT_FOUND"
+    r"Not all files from version|Missed files|DELTA_VERSION_NOT_FOUND|Cannot time travel|FILE_NOT_(FOUND|EXIST)|missing data files"
 )
 
 
@@ -281,6 +281,8 @@ class Run:
         self._increment = spark.sql(params.query.replace("{execution_time}", f"'{params.execution_time}'"))
         self._is_based = False
         """Whether this process has brought the table to what it was before the run."""
+        self._merged: Commit | None = None
+        """The run's merge, if this process has made it."""
 
     def restore(self) -> dict[str, Any]:
         """Make the table what it was before this run, in one commit or none.
@@ -312,7 +314,8 @@ class Run:
                 raise
             raise JobFailed(
                 f"version {base.version} of {params.target}, from before {params.execution_time}, can't be restored: "
-                "files of it were vacuumed; nothing was changed. Replay from a later run, or rebuild from the first"
+                "it is older than the table's retention, or its files were vacuumed; nothing was changed. Replay from a "
+                "later run, or rebuild from the first"
             ) from None
         self._is_based = True
         return restored | ({"restored_version": base.version} if base.action == "restore" else {})
@@ -361,7 +364,7 @@ class Run:
             NotReady: the table's newest run is another one.
         """
         spark, params = self._spark, self._params
-        own = newest_own(history(spark, params.target))
+        own = self._merged or newest_own(history(spark, params.target))
         if own is None or (own.step, own.at) != ("merge", params.at):
             raise NotReady(
                 f"the newest merge of {params.target} is not that of {params.execution_time}; run step merge"

@@ -1,0 +1,48 @@
+{#-
+    Time Travel: a relation as it was. A name is looked up when the model is compiled, in the registry that
+    python_jobs/idempotency/time_travel.py writes and keeps from VACUUM.
+-#}
+
+{% macro time_travel(relation, version=none, timestamp=none, name=none, registry=none) %}
+    {{ return(adapter.dispatch('time_travel', 'lakehouse_patterns')(relation, version, timestamp, name, registry)) }}
+{% endmacro %}
+
+{% macro default__time_travel(relation, version, timestamp, name, registry) %}
+    {%- set given = [version, timestamp, name] | reject('none') | list -%}
+    {%- do lakehouse_patterns.require(
+        given | length == 1, 'time_travel needs one of version, timestamp and name, got ' ~ (given | length)
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        (name is none) == (registry is none), 'time_travel needs name and registry together'
+    ) -%}
+    {%- if version is not none -%}
+        {%- do lakehouse_patterns.require(
+            version is integer and version >= 0, "version must be a number from 0 on, got '" ~ version ~ "'"
+        ) -%}
+        {{ return(relation ~ ' version as of ' ~ version) }}
+    {%- elif timestamp is not none -%}
+        {%- do lakehouse_patterns.require(
+            modules.re.fullmatch('[0-9T:. +Z-]+', timestamp | string),
+            "timestamp must be a time such as 2024-03-01 10:00:00, got '" ~ timestamp ~ "'"
+        ) -%}
+        {{ return(relation ~ " timestamp as of '" ~ timestamp ~ "'") }}
+    {%- elif not execute -%}
+        {{ return(relation | string) }}
+    {%- endif -%}
+    {%- do lakehouse_patterns.require(
+        modules.re.fullmatch('[\\w.-]+', name), "name may hold letters, digits, '.', '_' and '-', got '" ~ name ~ "'"
+    ) -%}
+    {%- set table_id = run_query('describe detail ' ~ relation).rows[0]['id'] -%}
+    {%- set found = run_query(lakehouse_patterns._time_travel_sql(registry, table_id, name)).rows -%}
+    {%- do lakehouse_patterns.require(
+        found | length == 1, relation ~ ' has no version named ' ~ name ~ ' in ' ~ registry
+    ) -%}
+    {{ return(relation ~ ' version as of ' ~ found[0]['version']) }}
+{% endmacro %}
+
+
+{% macro _time_travel_sql(registry, table_id, name) %}
+    select version
+    from {{ registry }}
+    where table_id = '{{ table_id }}' and name = '{{ name }}'
+{%- endmacro %}

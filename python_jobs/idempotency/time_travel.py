@@ -1,0 +1,243 @@
+"""Time Travel: versions of a Delta table with a name, which VACUUM keeps until the date that goes with it.
+
+Problem: an audit, a training set or a report needs the table as it was. Delta refuses versions older than 7 days, and
+the next VACUUM takes their files; and a version is a number that nobody remembers.
+
+``--action name`` notes a version, given by number or time, in a registry; and raises the table's own retention
+(``delta.deletedFileRetentionDuration``, ``delta.logRetentionDuration``) so far that each named version can be read
+until its ``--keep_until``. VACUUM obeys that property, whoever runs it. ``restore`` makes the table what a named
+version was, in a commit of its own, and raises the retention again: RESTORE brings back the properties of then.
+``protect`` does the latter alone, for a table that another program has restored. ``forget`` takes a name back; the
+retention stays, lowering it is the owner's decision. ``list`` reports.
+
+In dbt: ``{{ lakehouse_patterns.time_travel(ref('orders'), name='audit', registry=source('ops', 'versions')) }}``.
+
+Guarantee: a name means one version for good. The version is protected before it is registered. VACUUM with
+``retentionDurationCheck`` switched off, or a table that is dropped, ends the promise. It is no backup.
+
+Cost: the table keeps all files removed since its oldest named version, not only those which that version needs.
+
+    spark-submit python_jobs/idempotency/time_travel.py --table lakehouse/orders --registry lakehouse/versions \\
+        --action name --name audit-2024 --version 12 --keep_until 2034-12-31
+
+Source: the guide's Time Travel and Versioning (chapter 6).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.idempotency.merger import MergeRules, merge
+from python_jobs.intervals import from_micros, parse_time
+from python_jobs.job import WrongUse, root_cause, run_job
+from python_jobs.tables import (
+    deleted_file_retention,
+    delta_table,
+    read_table,
+    sql_name,
+    table_exists,
+    table_id,
+    write_once,
+)
+
+FORMAT_VERSION = 1
+_LOG_HOURS = 30 * 24  # Delta's default
+_REGISTRY = (
+    "name string, table_id string, table_name string, version long, committed_at timestamp, keep_until timestamp, "
+    "format_version int"
+)
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Give a version of a table a name, and keep it readable."""
+
+    table: str
+    """Delta table, by path or catalog name."""
+    registry: str
+    """Delta table of the named versions, by path or catalog name; one may serve many tables."""
+    action: Literal["name", "list", "restore", "protect", "forget"]
+    """What to do."""
+    name: str | None = None
+    """Name of the version, unique for the table."""
+    version: int | None = None
+    """name: its number."""
+    timestamp: str | None = None
+    """name: in place of a number, a time (ISO 8601); the last commit at or before it."""
+    keep_until: str | None = None
+    """name: time until which the version can be read."""
+
+    def __post_init__(self) -> None:
+        if (self.name is None) != (self.action in ("list", "protect")):
+            raise WrongUse(f"name belongs to the actions name, restore and forget; got action {self.action}")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise WrongUse(f"'{self.name}' is no name of a version; use letters, digits, '.', '_' and '-'")
+        if self.action == "name":
+            if (self.version is None) == (self.timestamp is None):
+                raise WrongUse("action name needs either version or timestamp")
+            if self.keep_until is None:
+                raise WrongUse("action name needs keep_until: nothing is kept for ever")
+            parse_time(self.keep_until)
+
+
+@dataclass(frozen=True)
+class NamedVersion:
+    """A version that must stay readable."""
+
+    name: str
+    version: int
+    committed_at: dt.datetime
+    keep_until: dt.datetime
+
+    @property
+    def retention_days(self) -> int:
+        """Days for which removed files must be kept: those of this version were removed after its commit."""
+        return math.ceil((self.keep_until - self.committed_at) / dt.timedelta(days=1))
+
+
+def named_versions(spark: SparkSession, params: Parameters) -> list[NamedVersion]:
+    """Return the named versions of the table, by name.
+
+    Raises:
+        WrongUse: the registry holds something else.
+    """
+    if not table_exists(spark, params.registry):
+        return []
+    rows = read_table(spark, params.registry)
+    expected = [part.split()[0] for part in _REGISTRY.split(", ")]
+    if rows.columns != expected:
+        raise WrongUse(
+            f"{params.registry} is no registry of versions: it has {', '.join(rows.columns)}, "
+            f"not {', '.join(expected)}"
+        )
+    times = {name: F.unix_micros(name) for name in ("committed_at", "keep_until")}
+    found = rows.where(F.col("table_id") == table_id(spark, params.table)).withColumns(times).orderBy("name")
+    return [
+        NamedVersion(row["name"], row.version, from_micros(row.committed_at), from_micros(row.keep_until))
+        for row in found.collect()
+    ]
+
+
+def as_of(spark: SparkSession, table: str, version: int) -> DataFrame:
+    """Return the rows of a version."""
+    return spark.sql(f"select * from {sql_name(table)} version as of {version}")
+
+
+def protect(spark: SparkSession, table: str, versions: Sequence[NamedVersion]) -> int:
+    """Raise the table's retention, of files and of the log, to what the versions need; return it in days."""
+    needed = max((named.retention_days for named in versions), default=0)
+    there = deleted_file_retention(spark, table).days
+    if there >= needed:
+        return there
+    _set_retention(spark, table, dt.timedelta(days=needed))
+    return needed
+
+
+def _set_retention(spark: SparkSession, table: str, retention: dt.timedelta) -> None:
+    hours = retention // dt.timedelta(hours=1)
+    spark.sql(
+        f"alter table {sql_name(table)} set tblproperties ("
+        f"'delta.deletedFileRetentionDuration' = 'interval {hours} hours', "
+        f"'delta.logRetentionDuration' = 'interval {max(hours, _LOG_HOURS)} hours')"
+    )
+
+
+def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
+    """Protect the version and register it.
+
+    Raises:
+        WrongUse: there is no such version, or the name means another one.
+    """
+    assert params.name is not None
+    assert params.keep_until is not None
+    commit = _commit(spark, params)
+    named = NamedVersion(params.name, commit[0], commit[1], parse_time(params.keep_until))
+    versions = named_versions(spark, params)
+    for other in versions:
+        if other.name == named.name and other.version != named.version:
+            raise WrongUse(
+                f"{params.name} is version {other.version} of {params.table} already; forget it first"
+            )
+    before = deleted_file_retention(spark, params.table)
+    protect(
+        spark, params.table, [*versions, named]
+    )  # first: Delta refuses to read what is older than the retention
+    try:
+        as_of(spark, params.table, named.version).collect()
+    except (PySparkException, Py4JJavaError) as failure:
+        _set_retention(spark, params.table, before)
+        raise WrongUse(
+            f"version {named.version} of {params.table} can't be read any more ({root_cause(failure)[:200]})"
+        ) from None
+    row = spark.createDataFrame(
+        [(named.name, table_id(spark, params.table), params.table, named.version, named.committed_at,
+          named.keep_until, FORMAT_VERSION)], _REGISTRY
+    )  # fmt: skip
+    if table_exists(spark, params.registry):
+        merge(spark, row, params.registry, MergeRules(["name", "table_id"]))
+    else:
+        write_once(spark, row, params.registry)
+    return named
+
+
+def _commit(spark: SparkSession, params: Parameters) -> tuple[int, dt.datetime]:
+    """Return number and time of the version that the parameters mean."""
+    history = (
+        delta_table(spark, params.table).history().select("version", F.unix_micros("timestamp").alias("at"))
+    )
+    commits = [(row.version, from_micros(row.at)) for row in history.collect()]
+    if params.timestamp is not None:
+        moment = parse_time(params.timestamp)
+        wanted = max((version for version, at in commits if at <= moment), default=None)
+    else:
+        wanted = params.version
+    for version, at in commits:
+        if version == wanted:
+            return version, at
+    raise WrongUse(
+        f"{params.table} has no version {params.version if params.timestamp is None else 'of ' + params.timestamp}; "
+        f"its log goes from {commits[-1][0]} ({commits[-1][1]:%FT%T}) to {commits[0][0]}"
+    )
+
+
+def _named(spark: SparkSession, params: Parameters) -> tuple[NamedVersion, list[NamedVersion]]:
+    versions = named_versions(spark, params)
+    for named in versions:
+        if named.name == params.name:
+            return named, versions
+    there = ", ".join(named.name for named in versions) or "none"
+    raise WrongUse(f"{params.table} has no version named {params.name}; there are {there}")
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Do the action and report the table's named versions."""
+    delta_table(spark, params.table)
+    report: dict[str, Any] = {"table": params.table}
+    if params.action == "name":
+        report["version"] = give_name(spark, params).version
+    elif params.action == "restore":
+        named, versions = _named(spark, params)
+        spark.sql(f"restore table {sql_name(params.table)} to version as of {named.version}").collect()
+        report |= {"version": named.version, "retention_days": protect(spark, params.table, versions)}
+    elif params.action == "protect":
+        report["retention_days"] = protect(spark, params.table, named_versions(spark, params))
+    elif params.action == "forget":
+        named, _ = _named(spark, params)
+        of_table = F.col("table_id") == table_id(spark, params.table)
+        delta_table(spark, params.registry).delete(of_table & (F.col("name") == named.name))
+    return report | {"named": {named.name: named.version for named in named_versions(spark, params)}}
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
