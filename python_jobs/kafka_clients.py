@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
+from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
 
+Answer = TypeVar("Answer")
+
 ANSWER_SECONDS = 30
+_PASSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+}
+
+
+def passes(error: KafkaError) -> bool:
+    """Return whether an error is gone once a broker is back; librdkafka's own ``retriable()`` mostly says no."""
+    return error.retriable() or error.code() in _PASSING
 
 
 def client_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
@@ -51,6 +71,37 @@ def topic_partitions(client: Mapping[str, Any], topic: str) -> int:
     if topic not in topics:
         raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
     return len(topics[topic].partitions)
+
+
+def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
+    """Return one of the settings of a topic that is there."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(dict(client))  # kept by name: its answers die with it
+    return str(admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)[name].value)
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Ask a broker something that may be asked again, until it has a leader and a coordinator after a restart."""
+
+    def classify(error: BaseException) -> Failure:
+        is_passing = isinstance(error, KafkaException) and passes(error.args[0])
+        return Failure.TRANSIENT if is_passing else Failure.UNKNOWN
+
+    policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)
+    return Retrier(policy, classifier=classify).call(lambda _: ask(), idempotent=True)
+
+
+def committed_offsets(consumer: Consumer, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Return the position of the consumer's group in each partition that has one."""
+    asked = [TopicPartition(topic, partition) for partition in partitions]
+    answers = patiently(lambda: consumer.committed(asked, ANSWER_SECONDS))
+    return {found.partition: found.offset for found in answers if found.offset != OFFSET_INVALID}
+
+
+def offset_range(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """Return the first offset of a partition and its end."""
+    low, high = patiently(lambda: consumer.get_watermark_offsets(partition, ANSWER_SECONDS))
+    return low, high
 
 
 def surviving_offset(consumer: Consumer, position: TopicPartition, fail_on_data_loss: bool) -> int:

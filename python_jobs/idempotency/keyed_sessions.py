@@ -1,0 +1,444 @@
+"""Keyed Idempotency, streaming: sessions whose key stays the same through late data, restarts and replays.
+
+Problem: a session is written again whenever it grows, a task is retried, or the job starts over. Each write must
+replace the session's row. The event time of its first visit is no key: a late visit becomes the new first one.
+
+A session's id is made of its key and of when its first visit was *appended* (``--append_time``, then ``--ties``):
+late visits are appended late. Visits belong together when less than ``--gap`` of event time lies between them,
+whatever the batches they come in. Every batch writes the sessions that it changed:
+
+* ``open``: more visits may come;
+* ``closed``: the watermark has passed its last visit by the gap;
+* ``merged``: a late visit joined it with an earlier session, whose row has its visits from now on.
+
+Guarantee: the same visits give the same ids, in whatever batches, after a restart, and after the loss of the checkpoint
+as long as the source still has the visits that gave them; the sink replaces rows by id. Visits behind the watermark are
+dropped by Spark and counted as late. Visits without key, event time or append time go to ``--dead_letter``.
+
+Append time must come from the store. With ``--topic`` the topic that feeds the source is checked: producers set the
+timestamps of one with ``message.timestamp.type=CreateTime``, and it is refused. Its records must be keyed by the
+session's key: append times grow within a partition only.
+
+Cost: one Python call for each key of a batch; the visits of open sessions are the state.
+
+Submit (available data, then stop)::
+
+    spark-submit python_jobs/idempotency/keyed_sessions.py --source lakehouse/bronze/visits_records \\
+        --key.user_id "try_cast(get_json_object(payload, '$.user_id') as bigint)" \\
+        --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" --append_time timestamp \\
+        --ties '[partition, offset]' --value "get_json_object(payload, '$.page')" --gap "30 minutes" \\
+        --target lakehouse/gold/sessions --dead_letter lakehouse/silver/visits_without_session \\
+        --checkpoint lakehouse/checkpoints/sessions
+
+Source: Data Engineering Design Patterns, chapter 4, Keyed Idempotency.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import TimestampType
+
+from python_jobs.checkpoints import claim
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    empty_source,
+    evaluated_once,
+    parse_duration,
+    start_stream,
+    table_id,
+)
+from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.idempotency.keyed_sinks import DeltaSink, KeyedSink, PostgresSink
+from python_jobs.idempotency.surrogate_keys import session_key
+from python_jobs.job import WrongUse, run_job
+from python_jobs.kafka_clients import client_settings, topic_partitions, topic_setting
+from python_jobs.postgres import PostgresAccess
+from python_jobs.stream_progress import listening
+
+NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
+OPEN, CLOSED, MERGED = "open", "closed", "merged"
+_EVENT, _APPEND, _TIES, _VALUE, _DEAD = "event_time", "append_time", "ties", "value", "dead"
+_EVENT_MICROS, _APPEND_MICROS = "event_micros", "append_micros"
+# Python gets and gives times as microseconds: pandas would read timestamps in the session's time zone.
+_SESSION = (
+    "started_at bigint, ended_at bigint, first_append_time bigint, ties array<bigint>, visits int, "
+    "pages array<string>, status string"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(DeadLetterStream):
+    """Group the visits of a Delta table into sessions and write each under a key that stays."""
+
+    source: str
+    """Delta table (name or path) that only grows."""
+    key: dict[str, str]
+    """Column of the session's owner to its SQL expression over the source, such as user_id."""
+    event_time: str
+    """SQL expression of the visit's timestamp; use try_ functions."""
+    append_time: str
+    """SQL expression of when the store took the visit: a topic's append time, an ingestion time."""
+    ties: list[str] = field(default_factory=list)
+    """Integer columns that tell apart visits of one append time, such as partition and offset."""
+    value: str
+    """SQL expression of what a session lists of its visits, such as the page."""
+    gap: str = "30 minutes"
+    """Visits with less event time between them belong together."""
+    watermark: str = "10 minutes"
+    """How far event time may lie behind the latest."""
+    target: str
+    """Table of the sessions, made if absent: Delta (name or path), or PostgreSQL's with jdbc_url."""
+    jdbc_url: str | None = None
+    """PostgreSQL database of the target (jdbc:postgresql://host:port/database); by default it is a Delta table."""
+    user: str | None = None
+    """Database user."""
+    password_env: str | None = None
+    """Environment variable that holds the password."""
+    password_file: str | None = None
+    """File that holds the password."""
+    checkpoint: str
+    """Folder of the stream's progress and state: one for each source and target, kept as long as they are."""
+    topic: str | None = None
+    """Topic that the source is loaded from; refused if it doesn't stamp append times."""
+    bootstrap_servers: str | None = None
+    """Kafka brokers of the topic, host:port,host:port."""
+    job_name: str = "keyed_sessions"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_duration(self.gap)
+        parse_duration(self.watermark)
+        if not self.key:
+            raise WrongUse("key is empty; it takes one column or more, each with its expression")
+        if len({self.source, self.target, self.dead_letter}) < 3:
+            raise WrongUse("source, target and dead_letter must be three tables")
+        if (self.topic is None) != (self.bootstrap_servers is None):
+            raise WrongUse("topic and bootstrap_servers go together")
+        if (self.jdbc_url is None) != (self.user is None):
+            raise WrongUse("jdbc_url and user go together")
+        assert self.access is None or self.jdbc_url
+
+    @property
+    def access(self) -> PostgresAccess | None:
+        """The target's database, or None for a Delta table."""
+        if self.jdbc_url is None or self.user is None:
+            return None
+        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
+
+
+# --- sessions, without Spark ---------------------------------------------------------------------------------
+
+
+class Visit(NamedTuple):
+    """One visit; times are microseconds since 1970."""
+
+    event: int
+    append: tuple[int, ...]
+    """Append time and ties."""
+    value: str | None
+
+
+Session = list[Visit]
+
+
+def sessions_of(visits: Iterable[Visit], gap: int) -> list[Session]:
+    """Return the visits by session, in order of event time; the order in which they come decides nothing."""
+    sessions: list[Session] = []
+    for visit in sorted(visits, key=lambda visit: (visit.event, visit.append)):
+        if sessions and visit.event - sessions[-1][-1].event < gap:
+            sessions[-1].append(visit)
+        else:
+            sessions.append([visit])
+    return sessions
+
+
+def first_append(session: Session) -> tuple[int, ...]:
+    """Return what makes the session's id: when its first visit was appended."""
+    return min(visit.append for visit in session)
+
+
+class Change(NamedTuple):
+    """A session as it is to be written."""
+
+    session: Session
+    first: tuple[int, ...]
+    status: str
+
+
+def advance(
+    known: Sequence[Visit], new: Sequence[Visit], gap: int, watermark: int
+) -> tuple[list[Change], list[Visit]]:
+    """Add new visits of one owner to the known ones of open sessions.
+
+    ``gap`` and ``watermark`` are in microseconds. Returns what is to be written, and the visits that stay known.
+    """
+    before = {first_append(session) for session in sessions_of(known, gap)}
+    fresh = set(new)
+    changes, still_open = [], []
+    after = set()
+    for session in sessions_of([*known, *new], gap):
+        first, closed = first_append(session), session[-1].event + gap <= watermark
+        after.add(first)
+        if not closed:
+            still_open += session
+        if closed or not fresh.isdisjoint(session):
+            changes.append(Change(session, first, CLOSED if closed else OPEN))
+    changes += [Change([], first, MERGED) for first in sorted(before - after)]
+    return changes, still_open
+
+
+# --- the stream ----------------------------------------------------------------------------------------------
+
+
+def judged(records: DataFrame, params: Parameters) -> DataFrame:
+    """Return each record with its owner, times and value, and with the error of one that lacks a part.
+
+    Raises:
+        WrongUse: an expression can't be resolved or has another type.
+    """
+    ties = [F.col(f"`{name}`").cast("bigint") for name in params.ties]
+    try:
+        rows = records.select(
+            *(F.expr(expression).alias(name) for name, expression in params.key.items()),
+            F.expr(params.event_time).alias(_EVENT),
+            F.expr(params.append_time).alias(_APPEND),
+            (F.array(*ties) if ties else F.expr("cast(array() as array<bigint>)")).alias(_TIES),
+            F.expr(params.value).cast("string").alias(_VALUE),
+            F.struct(*(F.col(f"`{name}`") for name in records.columns)).alias(_DEAD),
+        )
+        types = {name: rows.schema[name].dataType for name in (_EVENT, _APPEND)}
+    except AnalysisException as failure:
+        raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
+    for name, kind in types.items():
+        if not isinstance(kind, TimestampType):
+            raise WrongUse(f"{name} is a {kind.simpleString()}; it must be a timestamp")
+    absent = F.concat_ws(
+        ", ", *(F.when(F.col(name).isNull(), F.lit(name)) for name in (*params.key, _EVENT, _APPEND))
+    )
+    no_key = F.lit(False)
+    for name in params.key:
+        no_key = no_key | F.col(name).isNull()
+    kind_of_error = F.when(no_key, F.lit(NULL_KEY)).otherwise(F.lit(NULL_TIME))
+    return rows.select(
+        "*",
+        F.when(absent != "", kind_of_error).alias(ERROR_CLASS),
+        F.when(absent != "", F.concat(F.lit("the record has NULL in "), absent)).alias(ERROR_MESSAGE),
+    )
+
+
+def unusable(rows: DataFrame) -> DataFrame:
+    """Return the source's records that can't belong to a session, with their error."""
+    dead = rows.where(F.col(ERROR_CLASS).isNotNull())
+    return dead.select(f"{_DEAD}.*", ERROR_CLASS, ERROR_MESSAGE)
+
+
+def sessions(records: DataFrame, params: Parameters) -> DataFrame:
+    """Return the stream's changed sessions, and its unusable records as ``dead`` with their error."""
+    rows = judged(records, params)
+    changed = (
+        rows.where(F.col(ERROR_CLASS).isNull())
+        .select(
+            *params.key,
+            _EVENT,
+            F.unix_micros(_EVENT).alias(_EVENT_MICROS),
+            F.unix_micros(_APPEND).alias(_APPEND_MICROS),
+            _TIES,
+            _VALUE,
+        )
+        .withWatermark(_EVENT, params.watermark)
+        .groupBy(*params.key)
+        .applyInPandasWithState(
+            SessionState(list(params.key), round(parse_duration(params.gap).total_seconds() * 1_000_000)),
+            _changed_schema(rows, params),
+            "visits string",
+            "update",
+            GroupStateTimeout.EventTimeTimeout,
+        )
+    )
+    dead = rows.where(F.col(ERROR_CLASS).isNotNull()).select(_DEAD, ERROR_CLASS, ERROR_MESSAGE)
+    return _with_id(changed, params).unionByName(dead, allowMissingColumns=True)
+
+
+def _changed_schema(rows: DataFrame, params: Parameters) -> str:
+    owner = [f"`{name}` {rows.schema[name].dataType.simpleString()}" for name in params.key]
+    return ", ".join([*owner, _SESSION])
+
+
+def _with_id(changed: DataFrame, params: Parameters) -> DataFrame:
+    """Return sessions as the state gives them with their id, and their times as such."""
+    in_use = F.col("status") != MERGED
+    positions = [f"get(ties, {number})" for number in range(len(params.ties))]
+    return changed.select(
+        session_key(list(params.key), "timestamp_micros(first_append_time)", positions).alias("session_id"),
+        *params.key,
+        F.when(in_use, F.timestamp_micros("started_at")).alias("started_at"),
+        F.when(in_use, F.timestamp_micros("ended_at")).alias("ended_at"),
+        "visits",
+        "pages",
+        "status",
+    )
+
+
+class SessionState:
+    """The function of one owner's visits that came, or of a watermark that passed one of its sessions."""
+
+    def __init__(self, key: list[str], gap: int) -> None:
+        self._key, self._gap = key, gap
+
+    def __call__(
+        self, owner: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
+    ) -> Iterator[pd.DataFrame]:
+        """Yield the changed sessions."""
+        known = [Visit(e, tuple(a), v) for e, a, v in json.loads(state.get[0])] if state.exists else []
+        new: list[Visit] = []
+        if not state.hasTimedOut:
+            for frame in frames:  # one owner's visits come in several: the first append may be in any of them
+                columns = (frame[name] for name in (_EVENT_MICROS, _APPEND_MICROS, _TIES, _VALUE))
+                new += [
+                    Visit(int(event), (int(append), *map(int, ties)), value)
+                    for event, append, ties, value in zip(*columns, strict=True)
+                ]
+        watermark = state.getCurrentWatermarkMs() * 1_000
+        changes, still_open = advance(known, new, self._gap, watermark)
+        if still_open:
+            state.update((json.dumps(still_open),))
+            first_end = min(session[-1].event for session in sessions_of(still_open, self._gap)) + self._gap
+            state.setTimeoutTimestamp(-(-first_end // 1_000))
+        elif state.exists:
+            state.remove()
+        if changes:
+            yield pd.DataFrame([self._row(owner, change) for change in changes], columns=self._columns())
+
+    def _columns(self) -> list[str]:
+        return [*self._key, *(column.split()[0] for column in _SESSION.split(", "))]
+
+    def _row(self, owner: tuple[Any, ...], change: Change) -> tuple[Any, ...]:
+        session, (append_time, *ties) = change.session, change.first
+        return (
+            *owner,
+            session[0].event if session else 0,
+            session[-1].event if session else 0,
+            append_time,
+            ties,
+            len(session),
+            [visit.value for visit in session],
+            change.status,
+        )
+
+
+class SessionWriter(BatchFunction):
+    """The ``foreachBatch`` function of the job: dead letters first, then the sessions."""
+
+    def __init__(self, params: Parameters, sink: KeyedSink, writer_id: str) -> None:
+        self._params, self._sink, self._writer_id = params, sink, writer_id
+        self.sessions = self.dead = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one batch; written again it leaves the same rows."""
+        params, now = self._params, self._params.processing_time().isoformat()
+        with evaluated_once(rows) as kept:
+            counts = {row[0]: row[1] for row in kept.groupBy(F.col(ERROR_CLASS).isNull()).count().collect()}
+            if counts.get(False):
+                records = unusable(kept)
+                letters = dead_letters(
+                    records, records.columns[:-2], batch_id, params.job_name, params.job_version, now
+                )
+                options = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
+                append(letters.coalesce(1), params.dead_letter, options)
+            changed = kept.where(F.col(ERROR_CLASS).isNull()).drop(_DEAD, ERROR_CLASS, ERROR_MESSAGE)
+            self._sink.write(stamped(changed, now), batch_id)
+        self.sessions += counts.get(True, 0)
+        self.dead += counts.get(False, 0)
+
+
+def stamped(rows: DataFrame, now: str) -> DataFrame:
+    """Return sessions with the time of their writing."""
+    return rows.withColumn("ingested_at", F.lit(now).cast("timestamp"))
+
+
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, SessionWriter]:
+    """Check the tables, claim the checkpoint and start the query.
+
+    Raises:
+        NotReady: the source or the topic doesn't exist.
+        WrongUse: an expression makes no sense, a table has another schema, the topic's timestamps are its producers',
+            or the checkpoint belongs to another query.
+    """
+    if params.topic is not None and params.bootstrap_servers is not None:
+        _require_append_time(params.topic, params.bootstrap_servers)
+    empty = empty_source(spark, params.source, DEAD_LETTER_COLUMNS)
+    params.create_dead_letter_table(spark, unusable(judged(empty, params)), empty.columns)
+    contract = {
+        "job": "keyed_sessions",
+        "source": table_id(spark, params.source),
+        "dead_letter table": table_id(spark, params.dead_letter),
+        "key": json.dumps([params.key, params.event_time, params.append_time, params.ties, params.gap]),
+    }
+    if params.access is None:
+        none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))
+        rows = stamped(_with_id(none, params), "1970-01-01")
+        sink: KeyedSink = DeltaSink(spark, params.target, rows, ["session_id"])
+        writer_id = claim(spark, params.checkpoint, contract | {"target": table_id(spark, params.target)})
+    else:
+        place = f"{params.access.place}/{params.target}"
+        writer_id = claim(spark, params.checkpoint, contract | {"target": place})
+        sink = PostgresSink(params.access, params.target, ["session_id"], writer_id)
+    writer = SessionWriter(params, sink, writer_id)
+    query = start_stream(
+        spark,
+        params.source,
+        writer,
+        params.checkpoint,
+        params.trigger,
+        params.max_files_per_trigger,
+        transform=lambda records: sessions(records, params),
+        output_mode="update",
+    )
+    return query, writer
+
+
+def _require_append_time(topic: str, bootstrap_servers: str) -> None:
+    client = client_settings(bootstrap_servers, {})
+    topic_partitions(client, topic)  # says in one sentence what isn't there
+    if (kind := topic_setting(client, topic, "message.timestamp.type")) != "LogAppendTime":
+        raise WrongUse(
+            f"topic {topic} has message.timestamp.type={kind}: its timestamps are the producers', which send a record "
+            "again under another one; set it to LogAppendTime"
+        )
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the query to its end and report what was written.
+
+    Raises:
+        JobFailed: Spark ended the query for a reason a person can mend, or PostgreSQL can't be reached.
+    """
+    with listening(spark) as listener:
+        query, writer = start(spark, params)
+        await_end(query, writer, params.source)
+        totals = listener.totals(query)
+    return {
+        "sessions_written": writer.sessions,
+        "dead": writer.dead,
+        "late": totals.late_rows,
+        "open_owners": totals.batches[-1].state_rows if totals.batches else 0,
+        "target": params.target,
+        "batches": [batch.as_dict() for batch in totals.batches],
+    }
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)

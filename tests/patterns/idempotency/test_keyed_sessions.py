@@ -1,0 +1,411 @@
+"""Keyed Idempotency: a session is one row under one key, whatever comes late, restarts or is tried again."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.idempotency import keyed_files
+from python_jobs.idempotency import keyed_sessions as job
+from python_jobs.idempotency.keyed_sessions import (
+    CLOSED,
+    MERGED,
+    OPEN,
+    Parameters,
+    SessionState,
+    Visit,
+    advance,
+)
+from python_jobs.idempotency.keyed_sinks import PostgresSink
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.postgres import PostgresAccess
+from python_jobs.tables import write_once
+from services.kafka import Broker
+from services.postgres import Database
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+from tests.support.waiting import polled
+
+PAGE = "docs/idempotency.md"
+HERE = "tests/patterns/idempotency/test_keyed_sessions.py"
+
+
+# --- without Spark -----------------------------------------------------------------------------------------
+
+A, B, C = Visit(0, (100, 0), "a"), Visit(40, (101, 0), "b"), Visit(200, (102, 0), "c")
+
+
+def outcome(changes: list[job.Change]) -> list[tuple[str, int, str]]:
+    return sorted(("".join(v.value or "" for v in c.session), c.first[0], c.status) for c in changes)
+
+
+def test_partial_and_final_sessions_have_one_first_append() -> None:
+    changes, known = advance([], [A], 50, watermark=-1)
+    assert outcome(changes) == [("a", 100, OPEN)]
+    changes, known = advance(known, [B], 50, watermark=20)
+    assert outcome(changes) == [("ab", 100, OPEN)]
+    changes, known = advance(known, [], 50, watermark=89)
+    assert (changes, known) == ([], [A, B])
+    changes, known = advance(known, [], 50, watermark=90)
+    assert outcome(changes) == [("ab", 100, CLOSED)]
+    assert known == []
+    changes, _ = advance(known, [C], 50, watermark=90)
+    assert outcome(changes) == [("c", 102, OPEN)], "the next session of the user has another first append"
+
+
+def test_a_late_visit_becomes_the_first_and_not_the_key() -> None:
+    _, known = advance([], [B], 50, watermark=-1)
+    changes, _ = advance(known, [A._replace(append=(109, 0))], 50, watermark=-1)
+    assert outcome(changes) == [("ab", 101, OPEN)]
+
+
+def test_a_visit_that_joins_two_sessions_takes_the_later_one_back() -> None:
+    _, known = advance([], [A, C._replace(event=90)], 50, watermark=-1)
+    changes, known = advance(known, [Visit(45, (103, 0), "b")], 50, watermark=-1)
+    assert outcome(changes) == [("", 102, MERGED), ("abc", 100, OPEN)]
+    assert len(known) == 3
+
+
+def test_batches_of_any_size_give_the_same_sessions() -> None:
+    drawn = random.Random(20)
+    visits = [Visit(drawn.randrange(2_000), (number, number % 3), str(number)) for number in range(60)]
+    expected: Any = None
+    for size in (1, 7, 60):
+        written: dict[tuple[int, ...], job.Change] = {}
+        known: list[Visit] = []
+        for start in range(0, len(visits), size):
+            changes, known = advance(known, visits[start : start + size], 50, watermark=-1)
+            written |= {change.first: change for change in changes}
+        final, _ = advance(known, [], 50, watermark=10_000)
+        written |= {change.first: change for change in final}
+        kept = outcome([change for change in written.values() if change.status != MERGED])
+        expected = expected or kept
+        assert kept == expected
+    assert {status for _, _, status in expected} == {CLOSED}
+
+
+def test_visits_of_one_append_second_are_told_apart_by_their_position() -> None:
+    """Kafka stamps a producer's batch once: two sessions of it must not share a key."""
+    changes, _ = advance([], [A, C._replace(append=(100, 1))], 50, watermark=-1)
+    assert sorted(change.first for change in changes) == [(100, 0), (100, 1)]
+
+
+class State:
+    """Stands for the state of an owner who is new."""
+
+    exists = hasTimedOut = False  # noqa: N815
+
+    def __init__(self) -> None:
+        self.visits: list[Any] = []
+
+    def getCurrentWatermarkMs(self) -> int:  # noqa: N802
+        return 0
+
+    def update(self, value: tuple[str]) -> None:
+        self.visits = json.loads(value[0])
+
+    def setTimeoutTimestamp(self, moment: int) -> None:  # noqa: N802
+        self.timeout = moment
+
+
+def test_the_first_append_is_found_in_any_of_a_users_many_chunks() -> None:
+    """Spark hands over 10,000 rows of a user at most; the text's loop keeps the last chunk's first append."""
+    numbers = list(range(25_000))
+    frame = pd.DataFrame({"event_micros": numbers, "value": "page"})
+    frame["append_micros"] = [
+        (number - 12_000) ** 2 for number in numbers
+    ]  # the least is in the second of three
+    frame["ties"] = [[number] for number in numbers]
+    chunks = (frame[start : start + 10_000] for start in range(0, 25_000, 10_000))
+    state = State()
+    (written,) = SessionState(["user_id"], gap=50)((1,), chunks, state)  # type: ignore[arg-type]
+    assert written[["user_id", "visits", "first_append_time"]].values.tolist() == [[1, 25_000, 0]]
+    assert written["ties"].tolist() == [[12_000]]
+    assert (len(state.visits), state.timeout) == (25_000, 26)
+
+
+# --- the stream --------------------------------------------------------------------------------------------
+
+
+def at(clock: str) -> str:
+    return f"2024-01-01T{clock}Z"
+
+
+def record(offset: int, user: object, clock: str, page: str, appended: str | None = None) -> tuple[Any, ...]:
+    payload = json.dumps({"user_id": user, "event_time": at(clock), "page": page})
+    return payload, dt.datetime.fromisoformat(at(appended or clock)), 0, offset
+
+
+FIRST = [
+    record(0, 1, "03:03:20", "A"),
+    record(1, 1, "03:03:26", "B"),
+    record(2, 1, "03:05:26", "C"),
+    record(3, 2, "03:05:26", "other"),
+]
+
+
+class Sessions:
+    """A table of a topic's records, and the sessions that the job makes of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+
+    def append(self, *records: tuple[Any, ...]) -> None:
+        rows = self.spark.createDataFrame(
+            list(records), "payload string, timestamp timestamp, partition int, offset bigint"
+        )
+        write_once(self.spark, rows.coalesce(1), str(self.folder / "records"))
+
+    def arguments(self, **changes: str) -> list[str]:
+        """Return the page's command, on this folder's tables."""
+        text = snippet(PAGE, f"{HERE}::test_sessions_are_written_once_and_keep_their_key").replace(
+            "\\\n", " "
+        )
+        for name, own in {
+            "bronze/visits_records": "records",
+            "gold/sessions": "sessions",
+            "silver/visits_without_session": "dead",
+            "checkpoints/sessions": "checkpoint",
+        }.items():
+            assert f"lakehouse/{name}" in text
+            text = text.replace(f"lakehouse/{name}", str(self.folder / own))
+        words = shlex.split(text)[2:]
+        for name, value in changes.items():
+            words += [f"--{name}", value]
+        return words
+
+    def parameters(self, **changes: str) -> Parameters:
+        return parse_parameters(Parameters, self.arguments(**({"now": at("12:00:00")} | changes)))[0]
+
+    def run(self, **changes: str) -> dict[str, Any]:
+        return job.run(self.spark, self.parameters(**changes))
+
+    def table(self, name: str = "sessions") -> DataFrame:
+        return self.spark.read.format("delta").load(str(self.folder / name))
+
+    def ids(self, name: str = "sessions") -> dict[tuple[int, str], str]:
+        """Return the ids by user and pages."""
+        rows = self.table(name).where("status <> 'merged'").collect()
+        return {(row.user_id, "".join(row.pages)): row.session_id for row in rows}
+
+
+@pytest.fixture(scope="module")
+def streamed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run the job, restart it with late and unusable records, then again from the beginning without its checkpoint."""
+    sessions = Sessions(spark, tmp_path_factory.mktemp("sessions"))
+    sessions.append(*FIRST)
+    seen: dict[str, Any] = {"sessions": sessions, "first_report": sessions.run()}
+    seen["first"] = sessions.ids()
+    seen["open"] = sessions.table().select("user_id", "pages", "visits", "status").collect()
+    # A late visit becomes the first of the session; a broken and an ownerless record come with it.
+    sessions.append(
+        record(4, 1, "03:02:30", "late", appended="03:06:00"),
+        ("{broken", dt.datetime(2024, 1, 1, 3, 6, tzinfo=dt.UTC), 0, 5),
+        record(6, None, "03:05:30", "nobody"),
+    )
+    seen["second_report"] = sessions.run()
+    seen["second"] = sessions.ids()
+    seen["dead"] = sessions.table("dead").select("offset", "error_class", "error_message").collect()
+    # Hours later the watermark closes them; one user's next session begins.
+    sessions.append(
+        record(7, 2, "04:55:26", "next"), *(record(8 + n, 3, "04:55:26", str(n)) for n in range(10_001))
+    )
+    sessions.append(record(20_000, 2, "04:55:30", "last"))
+    sessions.run(max_files_per_trigger="1")
+    seen["third"] = sessions.ids()
+    seen["statuses"] = {(row.user_id, row.visits): row.status for row in sessions.table().collect()}
+    # From the beginning, all in one batch.
+    sessions.run(checkpoint=str(sessions.folder / "another"), now=at("13:00:00"))
+    seen["replayed"] = sessions.ids()
+    return seen
+
+
+def test_sessions_are_written_once_and_keep_their_key(streamed: dict[str, Any]) -> None:
+    assert_rows(streamed["open"], [(1, ["A", "B", "C"], 3, OPEN), (2, ["other"], 1, OPEN)])
+    assert streamed["first_report"]["sessions_written"] == 2
+    assert len(set(streamed["first"].values())) == 2, "two users, the same append second"
+
+
+def test_a_late_visit_before_a_restart_keeps_the_key(streamed: dict[str, Any]) -> None:
+    assert streamed["second"][1, "lateABC"] == streamed["first"][1, "ABC"]
+    assert len(streamed["second"]) == 2
+
+
+def test_records_without_owner_or_time_are_dead_lettered_and_the_query_goes_on(
+    streamed: dict[str, Any],
+) -> None:
+    assert streamed["second_report"]["dead"] == 2
+    assert_rows(
+        streamed["dead"],
+        [
+            (5, "NULL_KEY", "the record has NULL in user_id, event_time"),
+            (6, "NULL_KEY", "the record has NULL in user_id"),
+        ],
+    )
+
+
+def test_a_session_after_the_expired_one_has_its_own_key(streamed: dict[str, Any]) -> None:
+    third = streamed["third"]
+    assert third[2, "other"] == streamed["first"][2, "other"]
+    assert third[2, "nextlast"] != third[2, "other"]
+    assert streamed["statuses"][1, 4] == streamed["statuses"][2, 1] == CLOSED
+    assert streamed["statuses"][2, 2] == OPEN
+
+
+def test_a_replay_from_the_beginning_in_other_batches_gives_the_same_rows(streamed: dict[str, Any]) -> None:
+    assert streamed["replayed"] == streamed["third"]
+    sessions = streamed["sessions"].table()
+    assert sessions.count() == 3
+    assert sessions.select("ingested_at").distinct().count() == 1, "only that differs"
+
+
+@pytest.mark.kafka
+def test_a_topic_whose_producers_set_the_time_is_refused(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    sessions = Sessions(spark, tmp_path)
+    sessions.append(*FIRST)
+    of_topic = {"bootstrap_servers": broker.bootstrap_servers}
+    with pytest.raises(WrongUse, match=rf"topic {topic} has message.timestamp.type=CreateTime"):
+        sessions.run(topic=topic, **of_topic)
+    stamped = broker.create_topic(f"{topic}_stamped", 1, {"message.timestamp.type": "LogAppendTime"})
+    query, _ = job.start(spark, sessions.parameters(topic=stamped, **of_topic))
+    query.stop()
+    with pytest.raises(NotReady, match="there is no topic absent"):
+        sessions.run(topic="absent", **of_topic)
+
+
+def test_wrong_use_is_refused_in_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    sessions = Sessions(spark, tmp_path)
+    with pytest.raises(NotReady, match="there is no Delta table"):
+        sessions.run()
+    sessions.append(*FIRST)
+    for changes, sentence in [
+        ({"gap": "soon"}, "'soon' is no duration"),
+        ({"topic": "visits"}, "topic and bootstrap_servers go together"),
+        ({"event_time": "payload"}, "event_time is a string; it must be a timestamp"),
+        ({"value": "absent"}, "an expression can't be resolved: .*absent"),
+        ({"target": str(tmp_path / "records")}, "must be three tables"),
+        ({"jdbc_url": "jdbc:postgresql://nowhere/x"}, "jdbc_url and user go together"),
+    ]:  # fmt: skip
+        with pytest.raises(WrongUse, match=sentence):
+            sessions.run(**changes)
+
+
+# --- sinks -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def access(database: Database, tmp_path: Path) -> PostgresAccess:
+    password = tmp_path / "password"
+    password.write_text(database.password)
+    return PostgresAccess(database.jdbc_url, database.user, password_file=str(password))
+
+
+def in_postgres(database: Database) -> list[tuple[Any, ...]]:
+    with database.connect() as connection:
+        return connection.execute("select id, pages from sessions").fetchall()
+
+
+def batch(spark: SparkSession, *rows: tuple[str, list[str]]) -> DataFrame:
+    return spark.createDataFrame(list(rows), "id string, pages array<string>").repartition(2)
+
+
+@pytest.mark.postgres
+def test_postgres_takes_each_batch_once_together_with_its_number(
+    spark: SparkSession, database: Database, access: PostgresAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = PostgresSink(access, "sessions", ["id"], "checkpoint_1")
+    sink.write(batch(spark, ("s1", ["a"]), ("s2", ["b"])), 0)
+    sink.write(batch(spark, ("s1", ["a", "c"])), 1)
+    assert_rows(in_postgres(database), [("s1", ["a", "c"]), ("s2", ["b"])])
+    # Spark runs a batch again whose commit mark is missing: the table is ahead of the checkpoint.
+    sink.write(batch(spark, ("s1", ["replayed"])), 1)
+    sink.write(batch(spark, ("s1", ["replayed"])), 0)
+    assert_rows(in_postgres(database), [("s1", ["a", "c"]), ("s2", ["b"])])
+    with pytest.raises(JobFailed, match="run 3 of checkpoint_1 came after run 1 of it"):
+        sink.write(batch(spark, ("s1", ["d"])), 3)
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    # Between the tasks' writes and the move; then between the move and the note of the batch.
+    for step in ("_move", "_note"):
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresSink, step, dies)
+            with pytest.raises(KeyboardInterrupt):
+                sink.write(batch(spark, ("s1", ["e"]), ("s3", ["e"])), 2)
+        assert_rows(in_postgres(database), [("s1", ["a", "c"]), ("s2", ["b"])])
+    with database.connect() as reader:
+
+        def read() -> object:
+            return sorted(reader.execute("select id, pages[1] from sessions").fetchall())
+
+        with polled(read) as seen:
+            sink.write(batch(spark, ("s1", ["e"]), ("s3", ["e"])), 2)
+    old, new = [("s1", "a"), ("s2", "b")], [("s1", "e"), ("s2", "b"), ("s3", "e")]
+    assert all(state in (old, new) for state in seen)
+    assert seen[-1] == new
+
+
+@pytest.mark.postgres
+def test_a_row_that_does_not_fit_leaves_table_and_progress(
+    spark: SparkSession, database: Database, access: PostgresAccess
+) -> None:
+    database.execute("create table sessions (id varchar(2) primary key, pages text[])")
+    sink = PostgresSink(access, "sessions", ["id"], "checkpoint_1")
+    with pytest.raises(DataRefused, match="run 0 doesn't fit sessions: value too long"):
+        sink.write(batch(spark, ("s1", ["a"]), ("longer", ["b"])), 0)
+    assert in_postgres(database) == []
+    sink.write(batch(spark, ("s1", ["a"])), 0)
+    assert in_postgres(database) == [("s1", ["a"])]
+
+
+@pytest.mark.postgres
+def test_the_job_writes_to_postgres(
+    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SESSIONS_PASSWORD", database.password)
+    sessions = Sessions(spark, tmp_path)
+    sessions.append(*FIRST)
+    to_postgres = {
+        "jdbc_url": database.jdbc_url,
+        "user": database.user,
+        "password_env": "SESSIONS_PASSWORD",
+        "target": "sessions",
+    }
+    sessions.run(**to_postgres)
+    with database.connect() as connection:
+        rows = connection.execute("select user_id, pages, status from sessions").fetchall()
+    assert_rows(rows, [(1, ["A", "B", "C"], OPEN), (2, ["other"], OPEN)])
+
+
+def test_a_run_has_one_file_whatever_the_clock_says(spark: SparkSession, tmp_path: Path) -> None:
+    source, target = str(tmp_path / "visits"), tmp_path / "exports"
+    write_once(spark, spark.sql("select 1 as visit_id, date'2024-11-20' as day"), source)
+
+    def run(day: str) -> dict[str, Any]:
+        query = snippet(PAGE, f"{HERE}::test_a_run_has_one_file_whatever_the_clock_says").strip()
+        return keyed_files.run(spark, keyed_files.Parameters(source, query, str(target), day))
+
+    for visit_id in (2, 3):
+        run("2024-11-20")
+        write_once(spark, spark.sql(f"select {visit_id} as visit_id, date'2024-11-20' as day"), source)
+    report = run("2024-11-20T00:00:00")
+    assert report["file"].endswith("exports/20241120.json")
+    assert_rows(spark.read.json(str(target)), [(1,), (2,), (3,)])
+    run("2024-11-21")
+    visible = sorted(file.name for file in target.iterdir() if not file.name.startswith("."))
+    assert visible == ["20241120.json", "20241121.json"]
+    assert (target / "20241121.json").read_text() == ""
+    assert keyed_files.Parameters("s", "q", "t", "2024-11-20T10").file_name == "20241120T100000"
+    with pytest.raises(WrongUse, match="'today' is not a time"):
+        keyed_files.Parameters("s", "q", "t", "today")
