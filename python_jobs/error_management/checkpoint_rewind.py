@@ -35,10 +35,9 @@ from typing import Any
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from python_jobs.error_management.kafka_consumer import committed_offsets
 from python_jobs.intervals import parse_time
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
-from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, topic_partitions
+from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, committed_offsets, topic_partitions
 from python_jobs.kafka_topics import refuse_secrets
 
 

@@ -32,6 +32,7 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -40,7 +41,6 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
@@ -63,6 +63,7 @@ from python_jobs.kafka_topics import (
     source_failure,
     topic_partitions,
 )
+from python_jobs.stream_progress import listening
 from python_jobs.tables import delta_table, latest_version, read_table, table_exists
 
 _OBSERVED = "records"
@@ -111,8 +112,9 @@ class Parameters:
     def __post_init__(self) -> None:
         if not self.ephemeral:
             require_durable(self.checkpoint)
-        for duration in (self.window, self.lateness, *([self.trigger] if self.trigger else [])):
-            parse_duration(duration)
+        for duration in (self.window, self.lateness, self.trigger):
+            if duration is not None:
+                parse_duration(duration)
         if self.starting_offsets not in ("earliest", "latest") and not self.starting_offsets.startswith("{"):
             raise WrongUse(
                 f"starting_offsets must be earliest, latest or a JSON object, got '{self.starting_offsets}'"
@@ -134,7 +136,7 @@ def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
     keyed = records.select(F.expr(params.event_time).alias("event_time"), F.expr(params.key).alias("key"))
     unusable = F.count_if(F.col("event_time").isNull() | F.col("key").isNull())
     return (
-        keyed.observe(_OBSERVED, unusable.alias("unusable"))
+        keyed.observe(_OBSERVED, F.count(F.lit(1)).alias("read"), unusable.alias("unusable"))
         .where("event_time is not null and key is not null")
         .withWatermark("event_time", params.lateness)
         .groupBy(F.window("event_time", params.window))
@@ -153,7 +155,8 @@ class Merger(BatchFunction):
     def __init__(self, spark: SparkSession, params: Parameters) -> None:
         self._target: DeltaTable = delta_table(spark, params.target)
         self._source = params.source
-        self.batches: list[int] = []
+        # Only what the report looks back on: a continuous job runs for months.
+        self.batches: deque[int] = deque(maxlen=100)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Merge one batch's counts."""
@@ -273,21 +276,17 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         if not table_exists(spark, params.target):
             raise NotReady(f"there is no Delta table '{params.target}', so nothing goes on yet")
         return {"compatible": True, "without_effect": [asdict(change) for change in check(spark, params)]}
-    query, merger = start(spark, params)
-    await_end(query, merger, params.source, SOURCE_FAILURES)
+    with listening(spark) as listener:
+        query, merger = start(spark, params)
+        await_end(query, merger, params.source, SOURCE_FAILURES)
+        totals = listener.totals(query)
     return {
-        "batches": merger.batches,
-        "records": sum(progress.numInputRows for progress in query.recentProgress),
-        "unusable": sum(_unusable(progress) for progress in query.recentProgress),
+        "batches": list(merger.batches),
+        "records": totals.observed(_OBSERVED, "read"),
+        "unusable": totals.observed(_OBSERVED, "unusable"),
         "target": params.target,
         "table_version": latest_version(spark, params.target),
     }
-
-
-def _unusable(progress: StreamingQueryProgress) -> int:
-    """Return how many records of a batch had no key or no event time."""
-    observed = progress.observedMetrics.get(_OBSERVED)
-    return int(observed["unusable"]) if observed else 0
 
 
 if __name__ == "__main__":

@@ -37,14 +37,21 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
 from python_jobs.ingestion.change_data_capture import bronze_rows
 from python_jobs.intervals import from_micros, parse_time, to_micros
 from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
-from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, surviving_offset, topic_partitions
+from python_jobs.kafka_clients import (
+    client_settings,
+    committed_offsets,
+    offset_range,
+    passes,
+    patiently,
+    surviving_offset,
+    topic_partitions,
+)
 from python_jobs.kafka_topics import refuse_secrets
 from python_jobs.tables import latest_version, table_exists, transaction_version, write_once
 
@@ -54,19 +61,6 @@ Positions = Callable[[Sequence[int]], Mapping[int, int]]
 """From partitions to the next offset of those that have one."""
 
 _POLL_SECONDS = 0.2
-# librdkafka's own retriable() says no to all of them outside of transactions.
-_PASSING = {
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._WAIT_COORD,
-}
 _RECORD_TYPES = (
     "value binary, key binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
@@ -170,9 +164,7 @@ class CheckpointedConsumer:
     def _begin(self, partition: int, position: int | None) -> None:
         """Note where a partition goes on and where it ends; one without a position begins with its first record."""
         at = TopicPartition(self.source.topic, partition)
-        low, high = _retrier().call(
-            lambda _: self._consumer.get_watermark_offsets(at, ANSWER_SECONDS), idempotent=True
-        )
+        low, high = offset_range(self._consumer, at)
         at.offset = low if position is None else position
         self.next_offsets[partition] = surviving_offset(self._consumer, at, self.source.fail_on_data_loss)
         if not self.source.until_end:
@@ -235,13 +227,13 @@ class CheckpointedConsumer:
             position.offset = surviving_offset(self._consumer, position, self.source.fail_on_data_loss)
             self.next_offsets[partition] = position.offset
             self._consumer.seek(position)
-        elif error.code() != KafkaError._PARTITION_EOF and error.code() not in _PASSING:
+        elif error.code() != KafkaError._PARTITION_EOF and not passes(error):
             raise KafkaException(error)
         return error.code() == KafkaError._PARTITION_EOF
 
     def _commit(self, reached: Mapping[int, int]) -> None:
         offsets = [TopicPartition(self.source.topic, p, offset) for p, offset in reached.items()]
-        _retrier().call(lambda _: self._consumer.commit(offsets=offsets, asynchronous=False), idempotent=True)
+        patiently(lambda: self._consumer.commit(offsets=offsets, asynchronous=False))
 
 
 class TableSink:
@@ -306,13 +298,6 @@ def positions_behind(records: Sequence[Message]) -> dict[int, int]:
     return {partition: _after(record) for record in records if (partition := record.partition()) is not None}
 
 
-def committed_offsets(consumer: Consumer, topic: str, partitions: Sequence[int]) -> dict[int, int]:
-    """Return the position of the consumer's group in each partition that has one."""
-    asked = [TopicPartition(topic, partition) for partition in partitions]
-    answers = _retrier().call(lambda _: consumer.committed(asked, ANSWER_SECONDS), idempotent=True)
-    return {found.partition: found.offset for found in answers if found.offset != OFFSET_INVALID}
-
-
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """Read until SIGTERM or SIGINT, or until the end, and report what was read.
 
@@ -337,17 +322,6 @@ def _after(record: Message) -> int:
     offset = record.offset()
     assert offset is not None
     return offset + 1
-
-
-def _retrier() -> Retrier:
-    """Return what waits for leaders and coordinators, which a broker that has just started doesn't have yet."""
-
-    def classify(error: BaseException) -> Failure:
-        passes = isinstance(error, KafkaException) and error.args[0].code() in _PASSING
-        return Failure.TRANSIENT if passes else Failure.UNKNOWN
-
-    policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)
-    return Retrier(policy, classifier=classify)
 
 
 @contextmanager

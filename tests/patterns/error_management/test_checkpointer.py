@@ -19,8 +19,8 @@ from python_jobs.delta_streams import BatchFunction, append, await_end, start_st
 from python_jobs.error_management import checkpoint_rewind as rewind
 from python_jobs.error_management import checkpointer as job
 from python_jobs.error_management.checkpointer import Parameters
-from python_jobs.error_management.kafka_consumer import committed_offsets
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.kafka_clients import committed_offsets
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
@@ -166,10 +166,32 @@ def test_a_truncated_topic_ends_the_query_with_one_sentence(
     (partition,) = lost.run(action="status")["partitions"]
     assert (partition["lag"], partition["expired"]) == (2, 1)
 
+    goes_on = lost.run(fail_on_data_loss=False)
+    assert (goes_on["records"], [window[:2] for window in lost.windows()]) == (1, [("10:00", 2)]), (
+        "c is counted to a, b is lost"
+    )
+
     # A rewind by a new checkpoint: the window is counted anew from there on, without a.
     rewound = {"checkpoint": str(tmp_path / "rewound"), "start_over": True}
     report = lost.run(starting_offsets=json.dumps({topic: {"0": 2}}), **rewound)
     assert (report["records"], lost.windows()) == (1, [("10:00", 1, 0)])
+
+
+def test_a_stream_without_end_outlives_its_broker_s_restart(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    endless = Counts(spark, broker, topic, tmp_path)
+    endless.produce(visit("a", 1))
+    query, merger = job.start(spark, endless.parameters(trigger="1 second"))
+    try:
+        eventually(lambda: merger.batches)
+        broker.stop()
+        broker.start()
+        endless.produce(visit("b", 2))
+        eventually(lambda: len(endless.windows()) == 1 and endless.windows()[0][1] == 2, 60)
+        assert query.isActive
+    finally:
+        query.stop()
 
 
 def test_wrong_use_gives_one_sentence(counts: Counts) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.error_management import kafka_consumer as job
@@ -19,9 +19,9 @@ from python_jobs.error_management.kafka_consumer import (
     Delivery,
     Parameters,
     Subscription,
-    committed_offsets,
 )
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.kafka_clients import committed_offsets, passes
 from services.kafka import Broker, Record
 from tests.support.killer import TableState, run_and_kill
 from tests.support.rows import assert_rows
@@ -144,6 +144,19 @@ def test_a_truncated_source_ends_the_program_unless_it_may_go_on(broker: Broker,
     effects = Effects()
     consume(subscription(broker, topic, fail_on_data_loss=False), "at_least_once", effects)
     assert effects.seen == [6]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (KafkaError.NOT_COORDINATOR, True),  # librdkafka's retriable() is False
+        (KafkaError._TRANSPORT, True),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+        (KafkaError._FENCED, False),
+    ],
+)
+def test_errors_of_a_broker_that_restarts_pass_and_others_do_not(code: int, expected: bool) -> None:
+    assert passes(KafkaError(code)) is expected
 
 
 def test_a_broker_that_restarts_is_waited_for(broker: Broker, topic: str) -> None:
