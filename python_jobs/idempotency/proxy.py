@@ -10,7 +10,7 @@ Two forms, by ``--format``:
   ``_manifests/<version>.json`` and then lets the pointer ``_current`` name that version. Readers call
   :func:`read_exposed`. A retry of that step alone reloads nothing.
 - ``delta``: the table is overwritten, and Delta keeps the versions; ``--retention_days`` becomes the table's retention,
-  below which VACUUM refuses to delete. ``--version`` in the report finds them: ``version as of``.
+  which VACUUM heeds: it refuses to keep nothing, and ignores any other number. ``--version`` in the report finds them: ``version as of``.
 
 ``--step expose --version 20240101_101500`` is the way back: the pointer changes, or the table is restored; no row is
 copied.
