@@ -40,7 +40,6 @@ from typing import Any
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    OFFSET_INVALID,
     Consumer,
     KafkaError,
     KafkaException,
@@ -48,10 +47,18 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
-from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, surviving_offset, topic_partitions
+from python_jobs.kafka_clients import (
+    ANSWER_SECONDS,
+    client_settings,
+    committed_offsets,
+    offset_range,
+    passes,
+    surviving_offset,
+    topic_partitions,
+    topic_setting,
+)
 from python_jobs.kafka_topics import refuse_secrets
 
 _COMMIT_SECONDS = 30
@@ -59,7 +66,6 @@ _POLL_SECONDS = 0.2
 _BROKER_AWAY_SECONDS = 60
 _BATCH = 1_000
 _TOPICS_SECONDS = 30
-_GROUP = "passthrough_replicator"
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,9 @@ class Parameters:
 class Replicator:
     """One run: the clients of both clusters and how far each partition is."""
 
+    role = "passthrough_replicator"
+    """What the group and the transactions are named after."""
+
     def __init__(self, parameters: Parameters) -> None:
         """Look at both topics and find where to go on.
 
@@ -113,7 +122,7 @@ class Replicator:
             DataRefused: records that come next are gone, or the target holds records of unknown origin.
         """
         self.parameters = parameters
-        name = f"{_GROUP}.{parameters.source_topic}"
+        name = f"{self.role}.{parameters.source_topic}"
         source = client_settings(parameters.source_bootstrap_servers, parameters.source_settings)
         target = client_settings(parameters.target_bootstrap_servers, parameters.target_settings)
         self._partitions = topic_partitions(source, parameters.source_topic)
@@ -192,6 +201,10 @@ class Replicator:
                 self._commit()
         return {"records": self._records, "bytes": self._bytes, "next_offsets": self._next}
 
+    def value(self, message: Message) -> bytes | None:
+        """Return the value that the target gets for a record."""
+        return message.value()
+
     def close(self) -> None:
         """Give an open transaction up and leave both clusters."""
         if self._open:
@@ -207,10 +220,7 @@ class Replicator:
                 f"target topic {topic} has {partitions} partitions, source topic {self.parameters.source_topic} "
                 f"has {self._partitions}: each record keeps its partition, so add the missing ones"
             )
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        admin = AdminClient(dict(client))  # kept by name: its answers die with it
-        settings = admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)
-        if (kind := settings["message.timestamp.type"].value) != "CreateTime":
+        if (kind := topic_setting(client, topic, "message.timestamp.type")) != "CreateTime":
             raise WrongUse(
                 f"target topic {topic} has message.timestamp.type={kind}, which replaces the records' "
                 "timestamps: set it to CreateTime"
@@ -219,21 +229,17 @@ class Replicator:
     def _start(self) -> None:
         """Find the offset that each partition goes on with."""
         topic, target = self.parameters.source_topic, self.parameters.target_topic
-        asked = [TopicPartition(target, p) for p in range(self._partitions)]
-        committed = self._positions.committed(asked, ANSWER_SECONDS)
-        self._next = {position.partition: position.offset for position in committed}
-        for partition, position in self._next.items():
-            if position == OFFSET_INVALID:
+        committed = committed_offsets(self._positions, target, range(self._partitions))
+        for partition in range(self._partitions):
+            if partition not in committed:
                 if self._has_records(TopicPartition(target, partition)) and not self.parameters.start_over:
                     raise DataRefused(
                         f"target {target}/{partition} holds records and no position is known (forgotten after a "
                         "standstill, or another writer): copy all again with start_over, or take an empty topic"
                     )
-                first, _ = self._consumer.get_watermark_offsets(
-                    TopicPartition(topic, partition), ANSWER_SECONDS
-                )
-                self._next[partition] = first
+                self._next[partition], _ = offset_range(self._consumer, TopicPartition(topic, partition))
             else:
+                self._next[partition] = committed[partition]
                 self._next[partition] = self._surviving(partition)
 
     def _has_records(self, partition: TopicPartition) -> bool:
@@ -252,8 +258,7 @@ class Replicator:
         """Return the present end of each partition that isn't there yet."""
         ends: dict[int, int | None] = {}
         for partition, position in self._next.items():
-            topic_partition = TopicPartition(self.parameters.source_topic, partition)
-            _, high = self._consumer.get_watermark_offsets(topic_partition, ANSWER_SECONDS)
+            _, high = offset_range(self._consumer, TopicPartition(self.parameters.source_topic, partition))
             if position < high:
                 ends[partition] = high
         return ends
@@ -262,7 +267,7 @@ class Replicator:
         """Return whether what came in place of a record says that the partition's end is reached."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._find_position(partition)
-        elif error.code() != KafkaError._PARTITION_EOF and not error.retriable():
+        elif error.code() != KafkaError._PARTITION_EOF and not passes(error):
             raise KafkaException(error)
         return error.code() == KafkaError._PARTITION_EOF
 
@@ -278,6 +283,7 @@ class Replicator:
         return surviving_offset(self._consumer, position, self.parameters.fail_on_data_loss)
 
     def _forward(self, message: Message, partition: int) -> None:
+        value = self.value(message)
         if not self._open:
             self._producer.begin_transaction()
             self._open = True
@@ -292,7 +298,7 @@ class Replicator:
             try:
                 self._producer.produce(
                     self.parameters.target_topic,
-                    message.value(),
+                    value,
                     message.key(),
                     partition,
                     self._delivered,
@@ -304,7 +310,7 @@ class Replicator:
                 self._producer.poll(_POLL_SECONDS)
         self._next[partition] = offset + 1
         self._records += 1
-        self._bytes += len(message.value() or b"") + len(message.key() or b"")
+        self._bytes += len(value or b"") + len(message.key() or b"")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         self._failure = self._failure or error
@@ -335,10 +341,14 @@ class Replicator:
 
 def run(parameters: Parameters) -> dict[str, Any]:
     """Replicate until SIGTERM or SIGINT, or until the end."""
+    return run_until_stopped(Replicator(parameters))
+
+
+def run_until_stopped(replicator: Replicator) -> dict[str, Any]:
+    """Run until SIGTERM or SIGINT, or until the end."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    replicator = Replicator(parameters)
     try:
         return replicator.run(stopped)
     finally:

@@ -116,6 +116,7 @@ class Parameters(DeadLetterStream):
     bootstrap_servers: str | None = None
     """Kafka brokers of the topic, host:port,host:port."""
     job_name: str = "keyed_sessions"
+    """Name of the job in the dead letters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

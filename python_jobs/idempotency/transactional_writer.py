@@ -1,0 +1,147 @@
+"""Transactional Writer, Delta: one run writes several tables, each of which takes it whole, once, or not at all.
+
+Problem: tasks are lost and tried again, jobs are killed and started again, and readers must see neither a part of a
+run nor any of it twice.
+
+Guarantee: each table gets the run's rows in one Delta commit. Files of tasks that failed, or of a job that was killed
+before the commit, are never read; vacuum removes them. The commit carries the run's number (``txnAppId``,
+``txnVersion``), so a rerun skips the tables that have the run and writes the others, from the version of the source
+that the first attempt has read. Tables are written in the order given: a reader of several may see the first with the
+run and the last without it until the run, or its rerun, ends.
+
+A run that is older than the newest one in a table is refused (exit code 3) before anything is written: Delta itself
+would skip it without a word. Runs come in order; ``--generation`` begins a new sequence, in which past runs may be
+written again. The rows of their first time stay, so an append then has them twice: delete them first, or replace or
+merge them instead (Data Overwrite, Merger).
+
+Cost: two reads of a table's log beside the write, and one entry a writer in the table's state.
+
+Queries read ``{source}`` and may name ``{run}``, its time as text::
+
+    spark-submit python_jobs/idempotency/transactional_writer.py --config conf/jobs/visits_by_device.yml \\
+        --run 2024-11-20
+
+Source: Data Engineering Design Patterns, chapter 4, Transactional Writer; the guide's ``pat-exactly-once``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.idempotency.run_queries import rows_of_run
+from python_jobs.intervals import parse_time, to_micros
+from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.tables import (
+    delta_table,
+    find_commit,
+    latest_version,
+    sql_name,
+    table_exists,
+    transaction_version,
+    write_once,
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Append the rows of one run to several Delta tables, to each in one transaction."""
+
+    source: str
+    """Delta table (name or path) that the queries read as {source}."""
+    write: dict[str, str]
+    """Target table (name or path, made if absent) to its query, in the order of writing."""
+    run: str
+    """Logical time of the run (2024-11-20, 2024-11-20T10), never the clock's."""
+    writer: str = "transactional_writer"
+    """Name of the pipeline in the tables' logs: one for each that writes to them."""
+    generation: int = 0
+    """Raised by one to write past runs again; what they wrote before stays."""
+
+    def __post_init__(self) -> None:
+        if not self.write:
+            raise WrongUse("write names no table; it takes one or more, each with its query")
+        if self.source in self.write:
+            raise WrongUse(f"'{self.source}' can't be source and target")
+        if self.generation < 0:
+            raise WrongUse(f"generation must be at least 0, got {self.generation}")
+        assert self.version is not None
+
+    @property
+    def version(self) -> int:
+        """The run as a number that grows with its time (Delta's txnVersion): microseconds since 1970."""
+        return to_micros(parse_time(self.run))
+
+    @property
+    def app_id(self) -> str:
+        """Whose numbers these are (Delta's txnAppId)."""
+        return f"{self.writer}/{self.generation}"
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Write the tables that don't have the run yet.
+
+    Raises:
+        NotReady: there is no source table.
+        DataRefused: a table has a later run; nothing was written.
+        JobFailed: another process wrote the same run at the same time.
+    """
+    having = _tables_with_the_run(spark, params)
+    source_version = _version_read_before(spark, params, having)
+    if source_version is None:
+        source_version = latest_version(spark, params.source)
+    source = spark.sql(f"select * from {sql_name(params.source)} version as of {source_version}")
+    # All queries are analysed before the first table is written.
+    rows = {table: rows_of_run(source, query, params.run) for table, query in params.write.items()}
+    note = {"writer": params.app_id, "run": params.run, "source_version": source_version}
+    written = []
+    for table in params.write:
+        count = 0 if table in having else _write(spark, rows[table], table, params, note)
+        written.append({"table": table, "already": table in having, "rows": count})
+    return {"run": params.run, "source_version": source_version, "tables": written}
+
+
+def _tables_with_the_run(spark: SparkSession, params: Parameters) -> set[str]:
+    having = set()
+    for table in params.write:
+        exists = table_exists(spark, table)
+        newest = transaction_version(spark, table, params.app_id) if exists else None
+        if newest is not None and newest > params.version:
+            raise DataRefused(
+                f"'{table}' has a later run than {params.run} of {params.app_id}, so Delta would skip this one without "
+                f"a word; nothing was written. Past runs are written again under --generation {params.generation + 1}"
+            )
+        if newest == params.version:
+            having.add(table)
+    return having
+
+
+def _version_read_before(spark: SparkSession, params: Parameters, having: set[str]) -> int | None:
+    """Return the version of the source that an attempt at this run has read, or None if there was none."""
+    writer, run_of_commit, version = (
+        F.get_json_object("userMetadata", f"$.{name}") for name in ("writer", "run", "source_version")
+    )
+    for table in having:
+        commits = delta_table(spark, table).history()
+        found = (
+            commits.where((writer == params.app_id) & (run_of_commit == params.run)).select(version).first()
+        )
+        if found is not None:
+            return int(found[0])
+    return None
+
+
+def _write(spark: SparkSession, rows: DataFrame, table: str, params: Parameters, note: dict[str, Any]) -> int:
+    """Append the rows and return their number, as the commit has it."""
+    metadata = write_once(spark, rows, table, transaction=(params.app_id, params.version), note=note)
+    commit = find_commit(spark, table, metadata)
+    if commit is None:
+        raise JobFailed(f"another process wrote {params.run} to '{table}' at the same time; run again")
+    return int(commit["operationMetrics"]["numOutputRows"])
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
