@@ -149,6 +149,7 @@ class Parameters(DeadLetterStream):
     max_poison: int = 3
     """Most such records of a batch; more are the environment's fault: exit code 3, and nothing is set aside."""
     job_name: str = "dead_letter"
+    """Name of the job in the dead letters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -117,6 +117,7 @@ class Parameters(DeadLetterStream):
     max_future: str = "1 hour"
     """How far an event time may be ahead of the processing time; beyond it the record is a dead letter."""
     job_name: str = "late_data_detector"
+    """Name of the job in the dead letters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -121,6 +121,7 @@ class Parameters(DeadLetterStream):
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the target."""
     job_name: str = "windowed_deduplicator"
+    """Name of the job in the dead letters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
