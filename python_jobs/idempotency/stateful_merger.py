@@ -71,8 +71,9 @@ _VERSIONS = (
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 # How many of the newest commits are searched for those of this job.
 _HISTORY = 1000
+# What Delta says of a version that vacuum or the log's clean-up has taken, or that is older than the retention.
 _GONE = re.compile(
-    r"Not all files from version|Missed files|DELTA_VERSION_NOT_FOUND|Cannot time travel|FILE_NOT_(FOUND|EXIST)|missing data files"
+    r"Not all files from version|Missed files|DELTA_VERSION_NOT_FOUND|Cannot time travel|FILE_NOT_(FOUND|EXIST)"
 )
 
 
@@ -279,8 +280,8 @@ class Run:
         self._spark, self._params = spark, params
         self._recorded = read_versions(spark, params)
         self._increment = spark.sql(params.query.replace("{execution_time}", f"'{params.execution_time}'"))
-        self._is_based = False
-        """Whether this process has brought the table to what it was before the run."""
+        self._planned_at: int | None = None
+        """The target's version when this process found it, or began to make it, what it was before the run."""
         self._merged: Commit | None = None
         """The run's merge, if this process has made it."""
 
@@ -297,7 +298,7 @@ class Run:
             properties = {"delta.deletedFileRetentionDuration": days, "delta.logRetentionDuration": days}
             rows = self._increment.limit(0)
             write_once(spark, rows, params.target, properties=properties, note=params.note("base"))
-            self._is_based = True
+            self._planned_at = -1
             return {"base": "created"}
         commits = history(spark, params.target)
         base = self._base(commits)
@@ -314,10 +315,10 @@ class Run:
                 raise
             raise JobFailed(
                 f"version {base.version} of {params.target}, from before {params.execution_time}, can't be restored: "
-                "it is older than the table's retention, or its files were vacuumed; nothing was changed. Replay from a "
-                "later run, or rebuild from the first"
+                "it is older than the table's retention, or its files were vacuumed; nothing was changed. Replay from "
+                "a later run, or rebuild from the first"
             ) from None
-        self._is_based = True
+        self._planned_at = commits[0].version
         return restored | ({"restored_version": base.version} if base.action == "restore" else {})
 
     def merge(self) -> dict[str, Any]:
@@ -330,7 +331,7 @@ class Run:
             JobFailed: another run was merged meanwhile.
         """
         spark, params = self._spark, self._params
-        if not self._is_based:
+        if self._planned_at is None:
             commits = history(spark, params.target)
             own = newest_own(commits)
             if (
@@ -344,17 +345,19 @@ class Run:
                     f"{params.target} has moved on since the run before {params.execution_time}; run step restore"
                 )
             self._require_columns(sql_name(params.target))
-        before = latest_version(spark, params.target)
+            self._planned_at = commits[0].version
         with settings(spark, {_USER_METADATA: json.dumps(params.note("merge"))}):
             merge(spark, self._increment, params.target, params.rules)
-        if latest_version(spark, params.target) == before:
-            self._leave_version()
-        since = history(spark, params.target, latest_version(spark, params.target) - before)
-        if len(runs := [commit for commit in since if commit.step is not None]) > 1:
-            versions = " and ".join(str(commit.version) for commit in reversed(runs))
+        runs = self._runs_since(self._planned_at)
+        if not any((run.step, run.at) == ("merge", params.at) for run in runs):
+            self._leave_version()  # there was nothing to change
+            runs = self._runs_since(self._planned_at)
+        if len(runs) > 1:
+            versions = " and ".join(str(run.version) for run in reversed(runs))
             raise JobFailed(
                 f"two runs were merged into {params.target} at once (versions {versions}); run again"
             )
+        (self._merged,) = runs
         return {"merged": True}
 
     def record(self, *, is_adopted: bool = False) -> dict[str, Any]:
@@ -405,6 +408,16 @@ class Run:
                 "outcome of an earlier time with step adopt, or name another target"
             )
         return base
+
+    def _runs_since(self, version: int) -> list[Commit]:
+        """Return what runs have committed since then, newest first, without this run's own way to its base."""
+        newer = latest_version(self._spark, self._params.target) - version
+        commits = history(self._spark, self._params.target, newer) if newer else []
+        return [
+            commit
+            for commit in commits
+            if commit.step is not None and (commit.step, commit.at) != ("base", self._params.at)
+        ]
 
     def _commit(self, step: str, statement: str) -> None:
         with settings(self._spark, {_USER_METADATA: json.dumps(self._params.note(step))}):
