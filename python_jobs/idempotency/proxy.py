@@ -10,7 +10,8 @@ Two forms, by ``--format``:
   ``_manifests/<version>.json`` and then lets the pointer ``_current`` name that version. Readers call
   :func:`read_exposed`. A retry of that step alone reloads nothing.
 - ``delta``: the table is overwritten, and Delta keeps the versions; ``--retention_days`` becomes the table's retention,
-  which VACUUM heeds: it refuses to keep nothing, and ignores any other number. ``--version`` in the report finds them: ``version as of``.
+  which VACUUM heeds: it refuses to keep nothing, and ignores any other number. The report names the table's version,
+  for ``version as of``.
 
 ``--step expose --version 20240101_101500`` is the way back: the pointer changes, or the table is restored; no row is
 copied.
