@@ -92,13 +92,12 @@ def execute(command: tuple[str, ...], lakehouse: Path) -> None:
 
 def published(bench: Workbench, lakehouse: Path) -> DataFrame:
     """Return the compared columns of every compared table as text, one row a row, with the table's name."""
+    spark = bench.spark  # started by now only: both sides had the machine for themselves
     rows: DataFrame | None = None
     for table, columns in COMPARED.items():
         text = F.to_json(F.struct(*columns)).alias("row")
         part = (
-            bench.spark.read.format("delta")
-            .load(f"{lakehouse}/{table}")
-            .select(F.lit(table).alias("table"), text)
+            spark.read.format("delta").load(f"{lakehouse}/{table}").select(F.lit(table).alias("table"), text)
         )
         rows = part if rows is None else rows.unionByName(part)
     assert rows is not None
