@@ -96,7 +96,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     source = spark.sql(f"select * from {sql_name(params.source)} version as of {source_version}")
     # All queries are analysed before the first table is written.
     rows = {table: rows_of_run(source, query, params.run) for table, query in params.write.items()}
-    note = {"writer": params.app_id, "run": params.run, "source_version": source_version}
+    note = {"writer": params.app_id, "version": params.version, "source_version": source_version}
     written = []
     for table in params.write:
         count = 0 if table in having else _write(spark, rows[table], table, params, note)
@@ -121,14 +121,12 @@ def _tables_with_the_run(spark: SparkSession, params: Parameters) -> set[str]:
 
 def _version_read_before(spark: SparkSession, params: Parameters, having: set[str]) -> int | None:
     """Return the version of the source that an attempt at this run has read, or None if there was none."""
-    writer, run_of_commit, version = (
-        F.get_json_object("userMetadata", f"$.{name}") for name in ("writer", "run", "source_version")
+    writer, version, source_version = (
+        F.get_json_object("userMetadata", f"$.{name}") for name in ("writer", "version", "source_version")
     )
+    same_run = (writer == params.app_id) & (version == str(params.version))
     for table in having:
-        commits = delta_table(spark, table).history()
-        found = (
-            commits.where((writer == params.app_id) & (run_of_commit == params.run)).select(version).first()
-        )
+        found = delta_table(spark, table).history().where(same_run).select(source_version).first()
         if found is not None:
             return int(found[0])
     return None

@@ -80,6 +80,9 @@ def test_a_run_is_written_once_to_each_table(lake: Lake) -> None:
     assert lake.versions() == [0, 0]
     lake.run("2024-11-21")
     assert_rows(lake.table("phones"), [(1,), (3,)])
+    for already in (False, True):  # a run without rows is a run
+        empty = lake.run("2024-11-22")["tables"]
+        assert [(table["rows"], table["already"]) for table in empty] == [(0, already), (0, already)]
 
 
 def test_a_run_that_dies_between_two_tables_is_completed_from_what_it_has_read(
@@ -95,7 +98,7 @@ def test_a_run_that_dies_between_two_tables_is_completed_from_what_it_has_read(
         with pytest.raises(KeyboardInterrupt):
             lake.run("2024-11-20")
     lake.append([(4, "phone", "2024-11-20")])
-    report = lake.run("2024-11-20")
+    report = lake.run("2024-11-20T00:00:00")  # the same run in other words
     assert [table["already"] for table in report["tables"]] == [True, False]
     assert report["source_version"] == 0
     assert_rows(lake.table("phones"), [(1,)])
@@ -211,7 +214,8 @@ def test_a_lost_task_is_tried_again_and_a_killed_job_is_completed_by_its_rerun(
     }
     assert flaky[first] != write[first]
     config = tmp_path / "config.yml"
-    config.write_text(yaml.safe_dump(lake.config() | {"write": flaky | {second: write[second]}}))
+    order = lake.config() | {"write": flaky | {second: write[second]}}
+    config.write_text(yaml.safe_dump(order, sort_keys=False))
     state = run_and_kill(
         [
             sys.executable, "-m", "tests.patterns.idempotency.flaky_writer", str(tmp_path / "lost"),
