@@ -18,9 +18,7 @@
         modules.re.fullmatch('\\d{4}-\\d{2}-\\d{2}', date | string),
         "date must be a date such as 2024-12-31, got '" ~ date ~ "'"
     ) -%}
-    {%- do lakehouse_patterns.require(
-        days is integer and days >= 0, "days must be a whole number, 0 or more, got '" ~ days ~ "'"
-    ) -%}
+    {%- do lakehouse_patterns._require_days(days) -%}
     {%- set last = modules.datetime.date.fromisoformat(date | string) -%}
     {%- set dates = [] -%}
     {%- for back in range(days, 0, -1) -%}
@@ -38,9 +36,7 @@
     {%- if not execute -%}
         {{ return('') }}
     {%- endif -%}
-    {%- do lakehouse_patterns.require(
-        days is integer and days >= 0, "days must be a whole number, 0 or more, got '" ~ days ~ "'"
-    ) -%}
+    {%- do lakehouse_patterns._require_days(days) -%}
     {%- set column = adapter.quote(column) -%}
     {#- Rendered here: as a text, a relation in a microbatch model is cut down to the rows of the batch. -#}
     {%- set relation = relation.render() -%}
@@ -54,4 +50,10 @@
         {{ return('') }}
     {%- endif -%}
     {{ return('delete from ' ~ this ~ ' where ' ~ column ~ " in ('" ~ vanished | join("', '") ~ "')") }}
+{% endmacro %}
+
+{% macro _require_days(days) %}
+    {%- do lakehouse_patterns.require(
+        days is integer and days >= 0, "days must be a whole number, 0 or more, got '" ~ days ~ "'"
+    ) -%}
 {% endmacro %}

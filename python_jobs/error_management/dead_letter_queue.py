@@ -30,7 +30,7 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.delta_streams import create_table, parse_duration
+from python_jobs.delta_streams import create_table, evaluated_once, parse_duration
 from python_jobs.error_management.dead_letter import DISCARDED, PARKED, PENDING
 from python_jobs.error_management.json_records import ERROR_CLASS
 from python_jobs.intervals import parse_time, to_micros
@@ -149,8 +149,13 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     now = utc_now() if params.now is None else parse_time(params.now)
     if params.action == "discard":
         return _discard(spark, params, now)
-    letters = read_table(spark, params.dead_letter)
-    numbers = depth(letters, now)
+    counted = read_table(spark, params.dead_letter).select(ERROR_CLASS, "status", "processed_at", "attempts")
+    with evaluated_once(counted) as letters:
+        numbers = depth(letters, now)
+        tables = {
+            "by_class": [row.asDict() for row in by_class(letters, now).collect()],
+            "by_day": {str(row["day"]): row["letters"] for row in by_day(letters, now).collect()},
+        }
     passed = [
         (params.dead_letter, now.date(), limit, float(numbers[limit.removeprefix("max_")]), allowed, now)
         for limit, allowed in params.limits().items()
@@ -161,11 +166,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             f"{limit} is {allowed:g} and {got:g} were found" for _, _, limit, got, allowed, _ in passed
         )
         raise DataRefused(f"alert: dead letters of {params.dead_letter}: {found}")
-    return numbers | {
-        "alerts": [limit for _, _, limit, *_ in passed],
-        "by_class": [row.asDict() for row in by_class(letters, now).collect()],
-        "by_day": {str(row["day"]): row["letters"] for row in by_day(letters, now).collect()},
-    }
+    return numbers | {"alerts": [limit for _, _, limit, *_ in passed]} | tables
 
 
 def _note(spark: SparkSession, table: str, passed: list[tuple[Any, ...]]) -> bool:
