@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 ACTIVATE := source .venv/bin/activate
 
-.PHONY: help setup demo services test lint mutations bench docs clean
+.PHONY: help setup demo services test lint mutations torture bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,9 @@ lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 
 mutations: setup ## apply every committed mutation and require its test to fail: SAMPLE=n for other n each day
 	@$(ACTIVATE) && python -m tests.mutations.runner $(if $(SAMPLE),--sample $(SAMPLE))
+
+torture: setup ## kill every writer at least 20 times, run it again and count lost and doubled rows
+	@$(ACTIVATE) && python -m tests.torture
 
 bench: setup ## run the side-by-side measurements and write docs/benchmarks.md
 	@$(ACTIVATE) && python -m pip install --quiet --requirement requirements-benchmarks.txt && python -m benchmarks

@@ -69,8 +69,10 @@ class DbtProject:
         for name, text in files.items():
             self._write(name, text)
         if with_package:
-            (root / "dbt_packages").mkdir()
-            (root / "dbt_packages" / PACKAGE).symlink_to(REPOSITORY / "macros")
+            package = root / "dbt_packages" / PACKAGE
+            package.parent.mkdir(exist_ok=True)
+            if not package.exists():  # another process has been here
+                package.symlink_to(REPOSITORY / "macros")
 
     def _configuration(self, with_package: bool) -> dict[str, Any]:
         configuration: dict[str, Any] = {

@@ -34,6 +34,14 @@ class StateNotReachedError(AssertionError):
     """The process ended, or the time was up, before the table came to the wanted state."""
 
 
+class ProcessEndedError(StateNotReachedError):
+    """The process ended before that."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 @dataclass(frozen=True)
 class TableFiles:
     """The files of a Delta table's folder: non-empty data files and the log entries of its versions."""
@@ -58,12 +66,14 @@ def run_and_kill(
     at: TableState,
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
+    commits: int = 0,
 ) -> TableState:
     """Starts `argv`, kills its process group when the table at `table_path` comes to the state `at`.
 
     `NO_NEW_FILE` kills when the process opens the table's log for reading; if there is no table yet, as soon
     as its JVM runs. The other two kill at the first new data file that has bytes, and at the first new log
-    entry. `env` is added to the environment of this process; `timeout` is in seconds.
+    entry. The first `commits` of the process are let pass, and the state is that of the one after them. `env` is
+    added to the environment of this process; `timeout` is in seconds.
 
     Returns the state found after every process of the group is dead: assert that it is the one asked for.
     Raises `StateNotReachedError` with the end of the process' output.
@@ -81,6 +91,15 @@ def run_and_kill(
         )
 
         def reached() -> bool:
+            nonlocal before, commits
+            if commits:
+                now = TableFiles.of(table_path)
+                passed = len(now.log - before.log)
+                if passed:
+                    # The next commit's data files may be there already; these are no news then, its log entry is.
+                    before, commits = now, max(commits - passed, 0)
+                    log_was_opened()
+                return False
             if at is TableState.NO_NEW_FILE:
                 return log_was_opened() if before.log else "java" in _commands_of_group(process.pid)
             # A write that went past the state between two looks is killed at once too: the caller sees where.
@@ -102,9 +121,10 @@ def run_and_kill(
         if problem:
             output.seek(0)
             tail = output.read().decode(errors="replace")[-3000:]
-            raise StateNotReachedError(
-                f"{problem} before {table_path} came to the state '{at.value}':\n{tail}"
-            )
+            message = f"{problem} before {table_path} came to the state '{at.value}':\n{tail}"
+            if process.returncode >= 0:
+                raise ProcessEndedError(message, process.returncode)
+            raise StateNotReachedError(message)
     return TableFiles.of(table_path).state_since(before)
 
 
@@ -130,13 +150,22 @@ def _names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _opened_files(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a file in `folder` was opened; always False if it is absent."""
+    """Yields a function that says whether a file in `folder` was opened since the last call, or since it is there."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if watch < 0 or (folder.is_dir() and libc.inotify_add_watch(watch, bytes(folder), IN_OPEN) < 0):
-        raise OSError(ctypes.get_errno(), f"cannot watch {folder}")
+    watched = False
+
+    def look_at_folder() -> None:
+        nonlocal watched
+        if not watched and folder.is_dir():
+            watched = libc.inotify_add_watch(watch, bytes(folder), IN_OPEN) >= 0
+            if not watched:
+                raise OSError(ctypes.get_errno(), f"cannot watch {folder}")
+
+    look_at_folder()
 
     def was_opened() -> bool:
+        look_at_folder()
         try:
             events = os.read(watch, 65536)
         except BlockingIOError:
