@@ -23,7 +23,7 @@ is no version. What protects files from other programs is the store: permissions
 Cost: a load's files stay. Nothing here deletes a version.
 
     spark-submit python_jobs/idempotency/proxy.py --target lakehouse/devices --format parquet \\
-        --query "select type, full_name, version from json.`landing/devices`"
+        --query "select type, full_name, version from staged_devices"
 
 Source: Data Engineering Design Patterns, chapter 4, Proxy.
 """

@@ -25,7 +25,7 @@ Cost: a restore writes no data, but lists the files of two versions; it needs th
 
     spark-submit python_jobs/idempotency/stateful_merger.py --target lakehouse/silver/devices \\
         --versions lakehouse/silver/devices_versions --key '["type", "version"]' --execution_time 2024-10-07 \\
-        --query "select type, version, full_name from json.`landing/devices` where date = {execution_time}"
+        --query "select type, version, full_name from bronze_devices where load_date = {execution_time}"
 
 Source: Data Engineering Design Patterns, chapter 4, Stateful Merger; its listing restores the previous run's version
 although it computes this run's minus one, and its numbers leave out that RESTORE is a version, too.

@@ -266,9 +266,9 @@ def test_wrong_parameters_are_refused(wrong: dict[str, Any], sentence: str) -> N
 def test_the_commands_of_the_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path / "lakehouse"))
-    spark.sql("select 'lg' as type, 'G2x' as full_name, '1' as version").write.json("landing/devices")
+    rows = spark.createDataFrame([("lg", "G2x", "1")], "type string, full_name string, version string")
+    rows.createOrReplaceTempView("staged_devices")
     text, back = snippets("docs/idempotency.md", f"{THIS}test_the_commands_of_the_page")
     command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
     assert command[:2] == ["spark-submit", "python_jobs/idempotency/proxy.py"]

@@ -208,13 +208,16 @@ class Story(Table):
         super().__init__(spark, root, {"07": SEVEN, "08": EIGHT, "09": NINE, "10": TEN})
         self.reports: dict[str, dict[str, Any]] = {}
         self.left: dict[str, list[tuple[str, str]]] = {}
-        self.recorded_after: dict[str, dict[int, int]] = {}
         self.refused: dict[str, JobFailed] = {}
+        self.recorded_at_last: dict[int, int] = {}
 
     def step(self, name: str, hour: str, **others: Any) -> None:
         self.reports[name] = self.run(hour, **others)
         self.left[name] = self.rows()
-        self.recorded_after[name] = self.recorded()
+
+    def version(self, name: str) -> int:
+        """Return the version that a run reported."""
+        return int(self.reports[name]["table_version"])
 
     def refuse(self, name: str, hour: str, **others: Any) -> None:
         """Note why a run is refused, which must leave the table's version as it was."""
@@ -263,6 +266,7 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
             story.run("12")
     story.refused["two at once"] = refused.value
     story.step("12 again", "12")
+    story.recorded_at_last = story.recorded()
     with setting(spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
         spark.sql(f"vacuum delta.`{story.target}` retain 0 hours").collect()
     story.refuse("08 vacuumed", "08")
@@ -271,7 +275,7 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
 
 
 def test_each_run_records_the_version_of_its_merge(story: Story) -> None:
-    assert story.recorded_after["09"] == {7: 1, 8: 2, 9: 3}
+    assert [story.version(hour) for hour in ("07", "08", "09")] == [1, 2, 3]
     assert [story.reports[hour]["base"] for hour in ("07", "08", "09")] == ["created", "keep", "keep"]
     for hour in ("07", "08", "09"):
         assert story.left[hour] == AFTER[hour]
@@ -286,10 +290,11 @@ def test_a_replay_shows_the_table_of_its_time(story: Story) -> None:
     )
     assert story.left["08 replayed"] == AFTER["08"]
     # RESTORE is a version too.
-    assert story.recorded_after["08 replayed"] == {7: 1, 8: 6, 9: 3}
+    assert story.version("08 replayed") == 6
     assert story.reports["09 replayed"]["base"] == "keep"
     assert story.left["09 replayed"] == AFTER["09"]
-    assert story.recorded_after["09 replayed"] == {7: 1, 8: 6, 9: 7}
+    assert story.version("09 replayed") == 7
+    assert {hour: story.recorded_at_last[hour] for hour in (7, 8, 9)} == {7: 1, 8: 6, 9: 7}
 
 
 def test_a_restore_names_the_commits_of_others_that_it_undoes(story: Story) -> None:
@@ -302,7 +307,7 @@ def test_a_run_before_the_replay_has_come_to_it_is_refused(story: Story) -> None
 
 
 def test_a_run_that_died_before_recording_is_merged_anew_into_the_same_table(story: Story) -> None:
-    assert story.recorded_after["10, not recorded: merge"] == {7: 1, 8: 6, 9: 7}
+    assert "table_version" not in story.reports["10, not recorded: merge"]
     assert story.left["10, not recorded: merge"] == [*AFTER["09"], ("M", "1"), ("N", "1"), ("O", "1")]
     assert story.reports["10, merge again"]["merged"] is False
     assert story.reports["10 corrected"]["restored_version"] == 7
@@ -310,15 +315,16 @@ def test_a_run_that_died_before_recording_is_merged_anew_into_the_same_table(sto
 
 
 def test_an_empty_increment_records_a_version_of_its_own(story: Story) -> None:
-    recorded = story.recorded_after["11 empty"]
-    assert recorded[11] == recorded[10] + 1
+    assert story.version("11 empty") == story.version("10 corrected") + 1
+    assert story.recorded_at_last[11] == story.version("11 empty")
     assert story.left["11 empty"] == story.left["10 corrected"]
 
 
 def test_two_runs_at_once_are_noticed_and_both_undone(story: Story) -> None:
     assert "two runs were merged into" in str(story.refused["two at once"])
     again = story.reports["12 again"]
-    assert again["restored_version"] == story.recorded_after["11 empty"][11]
+    assert again["restored_version"] == story.version("11 empty")
+    assert story.recorded_at_last[12] == story.version("12 again")
     assert story.left["12 again"] == [*story.left["11 empty"], ("P", "1")]
 
 
@@ -426,13 +432,10 @@ def test_a_backfill_killed_after_its_restore_is_completed_by_the_next_run(letter
 def test_the_command_of_the_page(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path / "lakehouse"))
-    landed = spark.createDataFrame(
-        [("galaxy", "13", "Galaxy S", "2024-10-07")],
-        "type string, version string, full_name string, date string",
-    )
-    landed.write.partitionBy("date").json(str(tmp_path / "landing" / "devices"))
+    columns = "type string, version string, full_name string, load_date string"
+    rows = [("galaxy", "13", "Galaxy S", "2024-10-07"), ("galaxy", "14", "Galaxy S", "2024-10-08")]
+    spark.createDataFrame(rows, columns).createOrReplaceTempView("bronze_devices")
     text = snippet("docs/idempotency.md", f"{THIS}test_the_command_of_the_page")
     command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
     assert command[:2] == ["spark-submit", "python_jobs/idempotency/stateful_merger.py"]
