@@ -23,15 +23,16 @@ Source: Data Engineering Design Patterns, chapter 2, Full Loader.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import psycopg
-import tenacity
 from psycopg import sql
 
+from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
 from python_jobs.job import DataRefused, JobFailed, WrongUse, run_program
 from services.postgres_csv import create_from_csv
 from services.postgres_relations import (
@@ -44,6 +45,7 @@ from services.postgres_relations import (
 )
 
 _WAIT_BETWEEN_TRIES_SECONDS = 0.2
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 @dataclass(frozen=True)
@@ -126,16 +128,17 @@ def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
         DataRefused: the volume is not allowed; the view stays as it is.
         JobFailed: the view was in use for all the tries.
     """
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(
-            (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
-        ),
-        wait=tenacity.wait_fixed(_WAIT_BETWEEN_TRIES_SECONDS),
-        stop=tenacity.stop_after_attempt(parameters.tries),
+    policy = RetryPolicy(
+        attempts=parameters.tries,
+        base_seconds=_WAIT_BETWEEN_TRIES_SECONDS,
+        cap_seconds=_WAIT_BETWEEN_TRIES_SECONDS,
+        jitter="tenth",
+        total_seconds=math.inf,
     )
+    retrier = Retrier(policy, classifier=_classify)
     try:
-        return retrying(_swap, connection, parameters)
-    except tenacity.RetryError:
+        return retrier.call(lambda _: _swap(connection, parameters), idempotent=True)
+    except _IN_USE:
         raise JobFailed(
             f"{parameters.target} was in use by long queries for {parameters.tries} tries; it stays as it is"
         ) from None
@@ -143,6 +146,10 @@ def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
         raise JobFailed(
             f"{parameters.target} loses or changes a column that others need: {failure.diag.message_detail}"
         ) from None
+
+
+def _classify(error: BaseException) -> Failure:
+    return Failure.TRANSIENT if isinstance(error, _IN_USE) else Failure.UNKNOWN
 
 
 def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:

@@ -168,7 +168,8 @@ from (
     {%- set key = lakehouse_patterns.quoted_names(key_names) -%}
     {%- set columns = lakehouse_patterns._cdc_row_columns(flagged, key_names) -%}
     {%- set batch = lakehouse_patterns._cdc_batch(flagged) -%}
-    {%- set own = ['op', 'lsn', 'transaction_id', 'transaction_order', 'changed_at', 'is_deleted', 'ingested_at'] -%}
+    {%- set of_truncate = ['op', 'lsn', 'transaction_id', 'transaction_order', 'changed_at'] -%}
+    {%- set own = of_truncate + ['is_deleted', 'ingested_at'] -%}
 with batch as (
     select *
     from {{ flagged }}
@@ -216,11 +217,9 @@ select
     {{ 'known.' ~ adapter.quote(name) if name in key_names
         else 'cast(null as ' ~ type ~ ') as ' ~ adapter.quote(name) }},
     {%- endfor %}
-    truncates.op,
-    truncates.lsn,
-    truncates.transaction_id,
-    truncates.transaction_order,
-    truncates.changed_at,
+    {%- for name in of_truncate %}
+    truncates.{{ name }},
+    {%- endfor %}
     true as is_deleted,
     truncates.ingested_at
 from batch as truncates
@@ -239,11 +238,9 @@ group by
     {%- for name in key %}
     known.{{ name }},
     {%- endfor %}
-    truncates.op,
-    truncates.lsn,
-    truncates.transaction_id,
-    truncates.transaction_order,
-    truncates.changed_at,
+    {%- for name in of_truncate %}
+    truncates.{{ name }},
+    {%- endfor %}
     truncates.ingested_at
 having not max_by(known.is_deleted, known.lsn)
 {%- endif %}
