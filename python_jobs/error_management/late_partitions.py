@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.error_management.late_dates import parse_date
+from python_jobs.idempotency.data_overwrite import OutsideSlice, overwrite
 from python_jobs.ingestion.readiness_marker import Marker
 from python_jobs.job import DataRefused, JobFailed, WrongUse, root_cause
+from python_jobs.queries import query_text, user_query
 from python_jobs.tables import (
-    find_commit,
     latest_version,
     partition_columns,
     partition_values,
@@ -29,7 +29,6 @@ from python_jobs.tables import (
     table_exists,
     table_location,
     transaction_versions,
-    write_once,
 )
 
 _APP = "late_data/"
@@ -58,12 +57,7 @@ class DateQuery:
     @cached_property
     def text(self) -> str:
         """The SQL of the query."""
-        if not self.query.endswith(".sql"):
-            return self.query
-        try:
-            return Path(self.query).read_text(encoding="utf-8")
-        except OSError as failure:
-            raise WrongUse(f"can't read the query's file {self.query} ({failure.strerror})") from None
+        return query_text(self.query)
 
 
 @dataclass(frozen=True)
@@ -124,9 +118,6 @@ class DateProcessor:
         """
         query, spark = self._query, self._spark
         rows = self._rows(date)
-        if not table_exists(spark, query.target):
-            # Only a replacement checks that the rows belong to the date.
-            write_once(spark, rows.limit(0), query.target, partition_columns=[query.partition_column])
         known = self.read_versions().get(date)
         if known is not None and known > self.source_version:
             raise JobFailed(f"{date} was computed from version {known} of the source already; plan again")
@@ -134,22 +125,19 @@ class DateProcessor:
         is_new = known is None or known < self.source_version
         transaction = (f"{_APP}{date}", self.source_version) if is_new else None
         try:
-            commit = write_once(
+            written = overwrite(
                 spark,
                 rows,
                 query.target,
+                f"{query.partition_column} = '{date}'",
+                partitioned_by=[query.partition_column],
                 transaction=transaction,
-                partition_columns=partition_columns(spark, query.target),
-                replace_where=f"{query.partition_column} = '{date}'",
                 note={"late_data": {"date": date, "run_id": run_id, "source_version": self.source_version}},
             )
-        except (AnalysisException, Py4JJavaError) as failure:
-            if "DELTA_REPLACE_WHERE_MISMATCH" in str(failure):
-                raise DataRefused(
-                    f"the query returned rows of other dates than {date}; it must filter by {{date}}"
-                ) from None
-            raise
-        written = find_commit(spark, query.target, commit)
+        except OutsideSlice:
+            raise DataRefused(
+                f"the query returned rows of other dates than {date}; it must filter by {{date}}"
+            ) from None
         if written is None and not is_new:
             # Delta makes no commit of a partition that had no rows and gets none.
             return Rewritten(date, self.source_version, latest_version(spark, query.target), 0)
@@ -166,10 +154,7 @@ class DateProcessor:
         values: dict[str, Any] = {"source": source, "date": date, "source_version": self.source_version}
         if "{target}" in query.text:
             values["target"] = read_table(spark, query.target)
-        try:
-            return spark.sql(query.text, **values)
-        except (AnalysisException, ParseException, KeyError, ValueError) as failure:
-            raise WrongUse(f"the query can't be used ({str(failure).splitlines()[0][:300]})") from None
+        return user_query(spark, query.text, **values)
 
 
 def source_as_of(spark: SparkSession, table: str, version: int) -> DataFrame:
