@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 
@@ -16,10 +17,11 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion import compactor
 from python_jobs.ingestion.readiness_marker import ready_versions
-from services.main_job import FEEDS, main_job
+from services.main_job import FEEDS, Step, main_job
 from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
 from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
 from tools.check_documented import relations
 
 pytestmark = pytest.mark.end_to_end
@@ -39,6 +41,14 @@ def event(visit_id: str, event_time: str, page: str, user_id: str = "u") -> str:
     """Return the line of one page event."""
     fields = {"visit_id": visit_id, "event_time": event_time, "user_id": user_id, "page": page}
     return json.dumps(fields | {"keep_private": False, "context": {"referral": page}}) + "\n"
+
+
+def documented_step(lakehouse, test) -> dict:
+    """Run the command that the case study's page has for a test; return its report."""
+    command = snippet("docs/case_study.md", f"tests/lakehouse/test_main_job.py::{test}").replace("\\\n", " ")
+    return lakehouse.step(
+        Step(test, tuple(shlex.split(command.replace("$LAKEHOUSE_ROOT", str(lakehouse.root)))))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +177,28 @@ def test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version(fir
     assert replaced == ["staging_users"], "a replica is replaced by design: its older versions are purged"
 
 
+def test_the_queue_of_dead_letters_is_watched(first_report, lakehouse, truth):
+    report = documented_step(lakehouse, "test_the_queue_of_dead_letters_is_watched")
+    letters = lakehouse.table("silver_visits_dead_letter").count()
+    assert (report["open"], report["per_day"], report["alerts"]) == (letters, letters, [])
+    assert letters >= truth["feeds"]["visits"]["precedence"]["unparsable"] > 0
+
+
+def integrated_late(lakehouse) -> list[str]:
+    """Run the Dynamic Late Data Integrator as the page has it, compare with gold; return the late dates."""
+    report = documented_step(lakehouse, "test_the_days_with_late_lines_are_integrated_another_way")
+    columns = ["event_date", "referral", "events", "visits", "users"]
+    gold = lakehouse.table("gold_referral_statistics_by_day").where("event_date <= '2024-03-04'")
+    integrated = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/referral_statistics")
+    assert_rows(integrated, [tuple(row) for row in gold.select(columns).collect()], columns)
+    return report["late"]
+
+
+def test_the_days_with_late_lines_are_integrated_another_way(first_report, lakehouse):
+    assert set(integrated_late(lakehouse)) >= {"2024-03-01", "2024-03-02", "2024-03-03"}
+    assert integrated_late(lakehouse) == []
+
+
 def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(first_report, lakehouse):
     corrected = (
         lakehouse.table("silver_visits")
@@ -192,6 +224,10 @@ def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(firs
     for name in ("silver_visits", "gold_page_views_by_hour", "gold_referral_statistics_by_day"):
         untouched = {file for file in before[name] if "event_date=2024-03-02" not in file}
         assert untouched <= lakehouse.data_files(name), name
+
+
+def test_the_day_of_a_corrected_event_is_the_only_late_one(first_report, lakehouse):
+    assert integrated_late(lakehouse) == ["2024-03-02"]
 
 
 def test_tables_of_absent_feeds_are_skipped(spark, generated, tmp_path_factory):
