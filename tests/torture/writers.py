@@ -60,10 +60,10 @@ class Writer:
 
 
 def visits(day: dt.date) -> Rows:
-    """Return three visits of a day, one of the evening before and one that is there twice."""
+    """Return three visits of a day, one of the morning before and one that is there twice."""
     number = DAYS.index(day)
     noon = dt.datetime.combine(day, dt.time(12), dt.UTC)
-    times = [noon, noon, noon + dt.timedelta(minutes=5), noon - dt.timedelta(hours=14)]
+    times = [noon, noon, noon + dt.timedelta(minutes=5), noon - dt.timedelta(hours=26)]
     ids = [f"v{number}", f"v{number}", f"w{number}", f"late{number}"]
     return [
         (visit, time, time.date(), page, number)
@@ -269,7 +269,7 @@ def each_filtered(spark: SparkSession, folder: Path) -> None:
             target=str(folder / "valid"),
             statistics=str(folder / "statistics"),
             conditions=str(conditions),
-            run_id=f"run {number}",
+            run_id=f"run-{number}",
             now=NOW,
         )
         filter_interceptor.run(spark, parameters)
@@ -286,7 +286,7 @@ def each_replica(spark: SparkSession, folder: Path) -> None:
     """Transformation Replicator, the whole table time after time."""
     contract = folder / "contract.yml"
     columns = "".join(f"  - name: {part.split()[0]}\n" for part in VISITS.split(", "))
-    contract.write_text(f"columns:\n{columns}", encoding="utf-8")
+    contract.write_text(f"dataset: visits\ncolumns:\n{columns}", encoding="utf-8")
     for _ in range(INTERVALS):
         parameters = transformation_replicator.Parameters(
             source=str(folder / "visits"), target=str(folder / "replica"), contract=str(contract)
@@ -341,7 +341,7 @@ def each_day_built(model: str) -> Callable[[SparkSession, Path], None]:
     def run(spark: SparkSession, folder: Path) -> None:
         files = {f"models/{model}.sql": MODELS[model]}
         project = DbtProject(folder / f"project_{folder.name}", spark, files)
-        known = {table.name for table in spark.catalog.listTables(project.schema)}
+        known = {row.tableName for row in spark.sql(f"show tables in {project.schema}").collect()}
         for log in project.location.glob("*/_delta_log"):  # what the adopting hook does for a user
             if log.parent.name not in known:
                 spark.sql(
