@@ -61,6 +61,8 @@ def visits(spark: SparkSession, landing: str, lakehouse: str) -> DataFrame:
         .select("visit.*", F.sha2("payload", 256).alias("payload_hash"), *lines.columns)
         .withColumn("event_time", F.try_to_timestamp("event_time"))
         .withColumn("event_date", F.col("event_time").cast("date"))
+        # from_json hands an object to a string field as its text; here that is a value of the wrong type.
+        .withColumn("page", F.when(~F.col("page").startswith("{"), F.col("page")))
     )
     unparsable = F.col("visit_id").isNull() & F.col("event_time").isNull() & F.col("page").isNull()
     unparsable = unparsable & F.col("context").isNull() & F.col("_corrupt").isNotNull()
