@@ -77,20 +77,21 @@
 {% endmacro %}
 
 {% macro default__compactor_vacuum(relation, retention_hours, allow_unsafe_retention) %}
-    {#- Without RETAIN Delta takes what the table promises in delta.deletedFileRetentionDuration. -#}
+    {#- Delta heeds what the table promises in delta.deletedFileRetentionDuration, and of RETAIN 0 alone. -#}
     {%- if retention_hours is none -%}
         {{ return('vacuum ' ~ relation) }}
     {%- endif -%}
     {%- do lakehouse_patterns.require(
-        retention_hours is number and retention_hours >= 0,
-        "retention_hours must be a number of hours, got '" ~ retention_hours ~ "'"
+        retention_hours is number and retention_hours == 0,
+        "retention_hours can be 0, got '" ~ retention_hours ~ "', which Delta ignores: set the table's "
+        ~ 'delta.deletedFileRetentionDuration'
     ) -%}
     {%- do lakehouse_patterns.require(
-        retention_hours >= 168 or allow_unsafe_retention,
-        'retention_hours is ' ~ retention_hours ~ ', below the safe 168: slow readers, streams and open writes would '
-        ~ 'lose files; if there are none, pass allow_unsafe_retention: true'
+        allow_unsafe_retention,
+        'retention_hours is 0: slow readers, streams and open writes would lose files; if there are none, pass '
+        ~ 'allow_unsafe_retention: true'
     ) -%}
-    {{ return('vacuum ' ~ relation ~ ' retain ' ~ retention_hours ~ ' hours') }}
+    {{ return('vacuum ' ~ relation ~ ' retain 0 hours') }}
 {% endmacro %}
 
 {% macro _compactor_policies() %}

@@ -95,7 +95,8 @@ class Parameters:
     vacuum: bool = True
     """Whether daily mode removes the files that no version within the retention needs."""
     retention_hours: float | None = None
-    """For how long vacuum keeps removed files; by default as long as the table promises (168)."""
+    """For how long vacuum keeps removed files; by default as long as the table promises (168). Of a Delta table: 0
+    only, as its vacuum heeds delta.deletedFileRetentionDuration and no other number."""
     allow_unsafe_retention: bool = False
     """Whether a retention below that is meant: no reader, stream, restore or open write needs older files."""
     measure_reads: bool = False
@@ -116,6 +117,11 @@ class Parameters:
         for name in ("min_age_minutes", "retention_hours"):
             if (getattr(self, name) or 0) < 0:
                 raise WrongUse(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.format == "delta" and self.retention_hours:
+            raise WrongUse(
+                f"retention_hours is {self.retention_hours:g}; Delta ignores every number but 0: set the table's "
+                "delta.deletedFileRetentionDuration"
+            )
         if self.format != "delta" and (self.mode == "inline" or self.where is not None):
             raise WrongUse(
                 f"a {self.format} dataset is compacted whole: where and mode inline need a Delta table"
@@ -361,7 +367,7 @@ def _vacuum(
             "spark.databricks.delta.vacuum.logging.enabled": "true",
         },
     ):
-        delta_table(spark, parameters.table).vacuum(hours)
+        delta_table(spark, parameters.table).vacuum(parameters.retention_hours)
     commits = delta_table(spark, parameters.table).history(10).collect()
     metrics: dict[str, str] = {}
     for operation in ("VACUUM START", "VACUUM END"):

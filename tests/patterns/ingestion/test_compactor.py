@@ -91,9 +91,11 @@ def test_four_files_become_one_and_vacuum_waits_for_the_retention(table: Table) 
 
     versions = len(table.operations())
     with pytest.raises(
-        WrongUse, match=r"retention_hours is 1, below the safe 168 of .* allow_unsafe_retention"
+        WrongUse, match=r"retention_hours is 0, below the safe 168 of .* allow_unsafe_retention"
     ):
-        table.compact(vacuum=True, retention_hours=1)
+        table.compact(vacuum=True, retention_hours=0)
+    with pytest.raises(WrongUse, match="is 200; Delta ignores every number but 0: set the table's"):
+        table.compact(vacuum=True, retention_hours=200)
     assert len(table.operations()) == versions
 
     vacuum = table.compact(vacuum=True, retention_hours=0, allow_unsafe_retention=True)["vacuum"]
@@ -513,8 +515,8 @@ def test_the_models_of_the_page(project: DbtProject) -> None:
 def test_run_operation_compacts_the_tables_of_mode_daily(project: DbtProject) -> None:
     assert "OPTIMIZE" not in operations(project, "daily_visits")
     inline = operations(project, "inline_visits")
-    refused = project.fails("run-operation", "compactor", "--args", "{retention_hours: 1}")
-    assert "retention_hours is 1, below the safe 168" in refused
+    refused = project.fails("run-operation", "compactor", "--args", "{retention_hours: 0}")
+    assert "retention_hours is 0: slow readers" in refused
     unknown = project.fails("run-operation", "compactor", "--args", "{tables: [inline_visits]}")
     assert "no model 'inline_visits' has mode daily" in unknown
     assert "OPTIMIZE" not in operations(project, "daily_visits")
@@ -531,11 +533,11 @@ def test_the_statements_of_the_macros(render: MacroRenderer) -> None:
         "optimize t where day < '2024-03-02'"
     )
     assert render("compactor_vacuum", relation="t") == "vacuum t"
-    assert render("compactor_vacuum", relation="t", retention_hours=200) == "vacuum t retain 200 hours"
-    assert render("compactor_vacuum", relation="t", retention_hours=1, allow_unsafe_retention=True) == (
-        "vacuum t retain 1 hours"
+    assert render("compactor_vacuum", relation="t", retention_hours=0, allow_unsafe_retention=True) == (
+        "vacuum t retain 0 hours"
     )
-    with pytest.raises(Exception, match="retention_hours must be a number of hours, got 'a week'"):
-        render("compactor_vacuum", relation="t", retention_hours="a week")
+    for hours in (200, "a week"):
+        with pytest.raises(Exception, match=f"retention_hours can be 0, got '{hours}', which Delta ignores"):
+            render("compactor_vacuum", relation="t", retention_hours=hours)
     with pytest.raises(Exception, match="mode must be one of daily, inline, got 'hourly'"):
         render("_compactor_require_options", name="m", options={"mode": "hourly"})
