@@ -324,7 +324,8 @@ MODELS = {
     """,
     "audited_users": """
         {{ config(materialized='awap', meta={'lakehouse_patterns': {'awap': {'audits': [
-            {'name': 'has a name', 'type': 'record', 'valid_when': 'name is not null', 'outcome': 'dispatch'}]}}}) }}
+            {'name': 'has a name', 'type': 'record', 'valid_when': 'name is not null', 'outcome': 'dispatch',
+             'max_invalid_share': 0.5}]}}}) }}
         select * from changes
     """,
     "appended_changes": """
