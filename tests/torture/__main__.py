@@ -7,25 +7,15 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 
 from jsonargparse import auto_cli
 from tabulate import tabulate
 
 from tests.support.killer import TableState
-from tests.support.session import start_session
-from tests.torture.torture import Outcome, torture
+from tests.torture.torture import tortured
 from tests.torture.writers import WRITERS
-
-
-def tortured(name: str, kills: int, seed: int) -> Outcome:
-    """Torture one writer in a session of this process."""
-    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-        spark = start_session(Path(folder) / "session")
-        return torture(WRITERS[name], spark, Path(folder) / "work", kills, seed)
 
 
 def main(writers: list[str] | None = None, kills: int = 20, seed: int = 1, workers: int = 2) -> None:
@@ -42,9 +32,14 @@ def main(writers: list[str] | None = None, kills: int = 20, seed: int = 1, worke
     context = multiprocessing.get_context("spawn")
     started = time.monotonic()
     with ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
-        for done in as_completed([pool.submit(tortured, name, kills, seed) for name in writers or WRITERS]):
-            outcomes.append(done.result())
-            print(f"{time.monotonic() - started:6.0f} s  {outcomes[-1].writer}", file=sys.stderr, flush=True)
+        names = {pool.submit(tortured, name, kills, seed): name for name in writers or WRITERS}
+        for done in as_completed(names):
+            name, failure = names[done], done.exception()
+            what = f"failed: {failure}"
+            if failure is None:
+                outcomes.append(done.result())
+                what = f"lost {outcomes[-1].lost}, doubled {outcomes[-1].doubled}"
+            print(f"{time.monotonic() - started:6.0f} s  {name}: {what}", file=sys.stderr, flush=True)
     order = list(WRITERS)
     rows = [
         (
@@ -58,7 +53,7 @@ def main(writers: list[str] | None = None, kills: int = 20, seed: int = 1, worke
     ]
     headers = ["writer", *(state.value for state in TableState), "kills", "rows lost", "rows doubled"]
     print(tabulate(rows, headers, tablefmt="github"))
-    sys.exit(not all(outcome.is_sound for outcome in outcomes))
+    sys.exit(len(outcomes) < len(names) or not all(outcome.is_sound for outcome in outcomes))
 
 
 if __name__ == "__main__":

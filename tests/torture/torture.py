@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.dbt_project import REPOSITORY
 from tests.support.killer import ProcessEndedError, TableFiles, TableState, run_and_kill
 from tests.support.lakehouse import CLOCK_COLUMNS
-from tests.torture.writers import Writer
+from tests.support.session import start_session
+from tests.torture.writers import WRITERS, Writer
 
 CHAIN = 5
 
@@ -41,6 +43,13 @@ class Outcome:
     def is_sound(self) -> bool:
         """Whether every state was hit and no row is lost or doubled."""
         return not self.lost and not self.doubled and set(self.kills) == set(TableState)
+
+
+def tortured(name: str, kills: int, seed: int) -> Outcome:
+    """Torture one writer in a session of this process."""
+    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+        spark = start_session(Path(folder) / "session")
+        return torture(WRITERS[name], spark, Path(folder) / "work", kills, seed)
 
 
 def torture(writer: Writer, spark: SparkSession, folder: Path, kills: int, seed: int = 1) -> Outcome:
