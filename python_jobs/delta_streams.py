@@ -77,11 +77,6 @@ def require_positive(**numbers: int | None) -> None:
             raise WrongUse(f"{name} is {value}; it must be at least 1")
 
 
-def table_id(spark: SparkSession, table: str) -> str:
-    """Return the id that a Delta table got when it was created."""
-    return str(delta_table(spark, table)._jdt.deltaLog().tableId())
-
-
 class BatchFunction(ABC):
     """A ``foreachBatch`` function that keeps the error it ended with: Spark passes it on as text only."""
 

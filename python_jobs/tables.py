@@ -68,6 +68,11 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
     return delta_table(spark, table).toDF()
 
 
+def read_version(spark: SparkSession, table: str, version: int) -> DataFrame:
+    """Return the rows of one version of an existing Delta table, whatever is written meanwhile."""
+    return spark.sql(f"select * from {sql_name(table)} version as of {version}")
+
+
 def latest_commit(spark: SparkSession, table: str) -> dict[str, Any]:
     """Return the last entry of the table's history: version, operation, operationMetrics, userMetadata…"""
     return delta_table(spark, table).history(1).collect()[0].asDict(recursive=True)

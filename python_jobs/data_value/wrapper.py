@@ -30,9 +30,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import BatchFunction, append, await_end, create_table, start_stream, table_id
+from python_jobs.delta_streams import BatchFunction, append, await_end, create_table, start_stream
 from python_jobs.job import NotReady, WrongUse, run_job
-from python_jobs.tables import find_commit, latest_version, read_table, write_once
+from python_jobs.tables import find_commit, latest_version, read_table, table_id, write_once
 
 APP_ID = "lakehouse_patterns.wrapper"
 

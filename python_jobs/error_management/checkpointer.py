@@ -44,7 +44,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
-from python_jobs.delta_streams import BatchFunction, await_end, create_table, parse_duration, table_id
+from python_jobs.delta_streams import BatchFunction, await_end, create_table, parse_duration
 from python_jobs.error_management.checkpoint_files import (
     Change,
     changes,
@@ -64,7 +64,7 @@ from python_jobs.kafka_topics import (
     topic_partitions,
 )
 from python_jobs.stream_progress import listening
-from python_jobs.tables import delta_table, latest_version, read_table, table_exists
+from python_jobs.tables import delta_table, latest_version, read_table, table_exists, table_id
 
 _OBSERVED = "records"
 _COUNTS = "window_start timestamp, window_end timestamp, unique_keys bigint, batch_id bigint"

@@ -61,14 +61,13 @@ from python_jobs.delta_streams import (
     nullable,
     require_positive,
     start_stream,
-    table_id,
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
 from python_jobs.error_management.retryable import Retrier, RetryPolicy
 from python_jobs.job import DataRefused, WrongUse, root_cause, run_job
 from python_jobs.pointers import PointedDataset
-from python_jobs.tables import delta_table, latest_version
+from python_jobs.tables import delta_table, latest_version, table_id
 
 PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
 POISON_PILL = "POISON_PILL"

@@ -43,11 +43,10 @@ from python_jobs.delta_streams import (
     create_table,
     parse_duration,
     start_stream,
-    table_id,
 )
 from python_jobs.intervals import parse_time
 from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
-from python_jobs.tables import absolute, is_path, read_table, table_exists, transaction_version
+from python_jobs.tables import absolute, is_path, read_table, table_exists, table_id, transaction_version
 from python_jobs.yaml_files import read_yaml
 
 REJECTED_BY = "rejected_by"

@@ -56,7 +56,6 @@ from python_jobs.delta_streams import (
     nullable,
     parse_duration,
     start_stream,
-    table_id,
 )
 from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
@@ -71,7 +70,7 @@ from python_jobs.error_management.watermarks import (
 )
 from python_jobs.intervals import from_micros, to_micros
 from python_jobs.job import WrongUse, run_job
-from python_jobs.tables import latest_version, read_table
+from python_jobs.tables import latest_version, read_table, table_id
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")

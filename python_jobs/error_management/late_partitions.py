@@ -26,6 +26,7 @@ from python_jobs.tables import (
     partition_columns,
     partition_values,
     read_table,
+    read_version,
     table_exists,
     table_location,
     transaction_versions,
@@ -150,17 +151,11 @@ class DateProcessor:
 
     def _rows(self, date: str) -> DataFrame:
         query, spark = self._query, self._spark
-        source = source_as_of(spark, query.source, self.source_version)
+        source = read_version(spark, query.source, self.source_version)
         values: dict[str, Any] = {"source": source, "date": date, "source_version": self.source_version}
         if "{target}" in query.text:
             values["target"] = read_table(spark, query.target)
         return user_query(spark, query.text, **values)
-
-
-def source_as_of(spark: SparkSession, table: str, version: int) -> DataFrame:
-    """Return the rows of one version of a table."""
-    location = table_location(spark, table)
-    return spark.read.format("delta").option("versionAsOf", version).load(location)
 
 
 def changed_partitions(
@@ -179,7 +174,7 @@ def changed_partitions(
         return {}
     files = None if after is None else _changed_files(spark, table, column, after, until)
     if files is None:
-        rows = source_as_of(spark, table, until)
+        rows = read_version(spark, table, until)
         files = rows.select(F.col(column).cast("string").alias("date"), F.lit(until).alias("version"))
     found = files.where("date is not null").groupBy("date").agg(F.max("version").alias("version")).collect()
     for row in found:

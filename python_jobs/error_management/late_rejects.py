@@ -23,10 +23,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.delta_streams import create_table, empty_source, evaluated_once, nullable, table_id
-from python_jobs.error_management.late_partitions import DateQuery, changed_partitions, source_as_of
+from python_jobs.delta_streams import create_table, empty_source, evaluated_once, nullable
+from python_jobs.error_management.late_partitions import DateQuery, changed_partitions
 from python_jobs.job import JobFailed
-from python_jobs.tables import transaction_version, write_once
+from python_jobs.tables import read_version, table_id, transaction_version, write_once
 
 REJECT_COLUMNS = ("rejected_by_run", "rejected_for_date", "rejected_at_version")
 
@@ -101,12 +101,12 @@ def _new_rows(
     for date in changed_partitions(spark, query.source, column, after, until):
         if date < horizon:
             dates_since[max(after, read_versions.get(date, after))].append(date)
-    now = source_as_of(spark, query.source, until)
+    now = read_version(spark, query.source, until)
     # Rows of before a column was added have NULL in it, in both versions.
     added = [
         now.where(F.col(column).isin(dates)).exceptAll(
             now.limit(0)
-            .unionByName(source_as_of(spark, query.source, since), allowMissingColumns=True)
+            .unionByName(read_version(spark, query.source, since), allowMissingColumns=True)
             .where(F.col(column).isin(dates))
         )
         for since, dates in sorted(dates_since.items())

@@ -52,12 +52,11 @@ from python_jobs.delta_streams import (
     nullable,
     parse_duration,
     start_stream,
-    table_id,
 )
 from python_jobs.intervals import to_micros
 from python_jobs.job import DataRefused, WrongUse, run_job
 from python_jobs.stream_progress import listening
-from python_jobs.tables import delta_table, latest_version, read_table
+from python_jobs.tables import delta_table, latest_version, read_table, table_id
 
 WINDOW_COLUMNS = ("window_start", "window_end", "events")
 REVISION_COLUMNS = ("revision", "revised_at", "window_date")

@@ -60,7 +60,6 @@ from python_jobs.delta_streams import (
     nullable,
     parse_duration,
     start_stream,
-    table_id,
 )
 from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
@@ -68,7 +67,7 @@ from python_jobs.intervals import parse_time
 from python_jobs.job import JobFailed, WrongUse, run_job
 from python_jobs.session import settings
 from python_jobs.stream_progress import ProgressTotals, listening
-from python_jobs.tables import latest_version
+from python_jobs.tables import latest_version, table_id
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"

@@ -57,7 +57,6 @@ from python_jobs.delta_streams import (
     evaluated_once,
     parse_duration,
     start_stream,
-    table_id,
 )
 from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
@@ -67,6 +66,7 @@ from python_jobs.job import WrongUse, run_job
 from python_jobs.kafka_clients import client_settings, topic_partitions, topic_setting
 from python_jobs.postgres import PostgresAccess
 from python_jobs.stream_progress import listening
+from python_jobs.tables import table_id
 
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"

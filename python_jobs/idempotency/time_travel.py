@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.merger import MergeRules, merge
@@ -44,6 +44,7 @@ from python_jobs.tables import (
     deleted_file_retention,
     delta_table,
     read_table,
+    read_version,
     sql_name,
     table_exists,
     table_id,
@@ -129,11 +130,6 @@ def named_versions(spark: SparkSession, params: Parameters) -> list[NamedVersion
     ]
 
 
-def as_of(spark: SparkSession, table: str, version: int) -> DataFrame:
-    """Return the rows of a version."""
-    return spark.sql(f"select * from {sql_name(table)} version as of {version}")
-
-
 def protect(spark: SparkSession, table: str, versions: Sequence[NamedVersion]) -> int:
     """Raise the table's retention, of files and of the log, to what the versions need; return it in days."""
     needed = max((named.retention_days for named in versions), default=0)
@@ -174,7 +170,7 @@ def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
         spark, params.table, [*versions, named]
     )  # first: Delta refuses to read what is older than the retention
     try:
-        as_of(spark, params.table, named.version).collect()
+        read_version(spark, params.table, named.version).collect()
     except (PySparkException, Py4JJavaError) as failure:
         _set_retention(spark, params.table, before)
         raise WrongUse(

@@ -39,7 +39,7 @@ from python_jobs.tables import (
     delta_table,
     find_commit,
     latest_version,
-    sql_name,
+    read_version,
     table_exists,
     transaction_version,
     write_once,
@@ -93,7 +93,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     source_version = _version_read_before(spark, params, having)
     if source_version is None:
         source_version = latest_version(spark, params.source)
-    source = spark.sql(f"select * from {sql_name(params.source)} version as of {source_version}")
+    source = read_version(spark, params.source, source_version)
     # All queries are analysed before the first table is written.
     rows = {table: rows_of_run(source, query, params.run) for table, query in params.write.items()}
     note = {"writer": params.app_id, "version": params.version, "source_version": source_version}

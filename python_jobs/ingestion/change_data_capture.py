@@ -42,7 +42,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
-from python_jobs.delta_streams import BatchFunction, append, await_end, parse_duration, table_id
+from python_jobs.delta_streams import BatchFunction, append, await_end, parse_duration
 from python_jobs.intervals import parse_time, to_micros
 from python_jobs.job import WrongUse, run_job, utc_now
 from python_jobs.kafka_topics import (
@@ -58,6 +58,7 @@ from python_jobs.tables import (
     latest_version,
     read_table,
     table_exists,
+    table_id,
     transaction_version,
 )
 

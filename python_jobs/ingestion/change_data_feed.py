@@ -60,11 +60,17 @@ from python_jobs.delta_streams import (
     evaluated_once,
     parse_duration,
     start_stream,
-    table_id,
 )
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
 from python_jobs.kafka_topics import client_settings, refuse_secrets, topic_partitions
-from python_jobs.tables import delta_table, latest_version, read_table, table_exists, transaction_version
+from python_jobs.tables import (
+    delta_table,
+    latest_version,
+    read_table,
+    table_exists,
+    table_id,
+    transaction_version,
+)
 
 CREATED, UPDATED, DELETED = "c", "u", "d"
 _NAMES = {CREATED: "created", UPDATED: "updated", DELETED: "deleted"}

@@ -54,7 +54,7 @@ from python_jobs.tables import (
     is_path,
     latest_commit,
     read_table,
-    sql_name,
+    read_version,
     table_exists,
     write_once,
 )
@@ -328,11 +328,6 @@ def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
         if entry.operation not in UPKEEP:
             return _note(entry.asDict())
     return {}
-
-
-def read_version(spark: SparkSession, table: str, commit: int) -> DataFrame:
-    """Return the rows of one commit, whatever is loaded meanwhile."""
-    return spark.sql(f"select * from {sql_name(table)} version as of {commit}")
 
 
 def replace_table(spark: SparkSession, rows: DataFrame, table: str, note: Mapping[str, Any]) -> int:

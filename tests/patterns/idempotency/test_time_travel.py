@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.idempotency.time_travel import Parameters, as_of, run
+from python_jobs.idempotency.time_travel import Parameters, run
 from python_jobs.job import WrongUse, parse_parameters
-from python_jobs.tables import deleted_file_retention
+from python_jobs.tables import deleted_file_retention, read_version
 from tests.support.dbt_project import DbtProject
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
@@ -56,7 +56,7 @@ class Orders:
         )
 
     def at(self, version: int) -> DataFrame:
-        return as_of(self.spark, self.table, version)
+        return read_version(self.spark, self.table, version)
 
     def vacuum(self) -> None:
         self.spark.sql(f"vacuum {self.name}").collect()
