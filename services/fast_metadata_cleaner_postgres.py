@@ -33,12 +33,14 @@ from psycopg import sql
 
 from python_jobs.idempotency.unit_tables import Unit, route, unit_name
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_program, utc_now
+from python_jobs.postgres_clients import reaching_postgres, require_table_name, table_name
 from services.postgres_csv import copy_csv
 from services.postgres_relations import (
     Connection,
     columns,
     connect_by_environment,
+    create_table,
     execute,
     exists,
     replace_view,
@@ -73,8 +75,7 @@ class Parameters:
     """Time of the run (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(\w+\.)?\w+", self.target):
-            raise WrongUse(f"target must be a name or schema.name, got '{self.target}'")
+        require_table_name(self.target)
         loads = self.action == "load"
         if loads != all((self.source, self.date, self.columns)):
             raise WrongUse("source, date and columns belong to load, which needs them")
@@ -104,7 +105,7 @@ class Parameters:
 
     def table(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""
-        return sql.Identifier(*self.name(suffix).split("."))
+        return table_name(self.name(suffix))
 
 
 # --- loading a day: two steps, each a transaction of its own ---------------------------------------------
@@ -168,10 +169,7 @@ def load(connection: Connection, params: Parameters) -> int:
 
 
 def _create(connection: Connection, params: Parameters, unit: str) -> None:
-    try:
-        execute(connection, "create table {} ({})", params.table(f"_{unit}"), sql.SQL(params.columns))
-    except psycopg.errors.SyntaxError as failure:
-        raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
+    create_table(connection, params.table(f"_{unit}"), params.columns)
     execute(
         connection,
         "insert into {} values ({}, {})",
@@ -234,7 +232,7 @@ def expose(connection: Connection, params: Parameters) -> None:
     places = sorted(set(_units(connection, params).values()))
     view = params.table()
     if places:
-        replace_view(connection, view, _union(connection, [_identifier(place) for place in places]))
+        replace_view(connection, view, _union(connection, [table_name(place) for place in places]))
     elif exists(connection, view):
         nothing = [(name, type_, sql.NULL) for name, type_ in columns(connection, view)]
         replace_view(connection, view, sql.SQL("select {} where false").format(_typed(nothing)))
@@ -309,35 +307,28 @@ def _drop_tables(connection: Connection, params: Parameters, units: Sequence[str
         execute(connection, "drop table {}", params.table(f"_{unit}"))
 
 
-def _identifier(name: str) -> sql.Identifier:
-    return sql.Identifier(*name.split("."))
-
-
 # --- the run --------------------------------------------------------------------------------------------
 
 
 def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
     """Do the action and report it."""
     report: dict[str, Any] = {"target": params.target, "action": params.action}
-    try:
-        with (connect or connect_by_environment)() as connection:
-            _create_registry(connection, params)
-            if params.action == "load":
-                branch = route(params.day, params.unit)
-                if branch == "initialise_unit":
-                    if not Path(params.source).is_file():
-                        raise NotReady(f"there is no file {params.source}; nothing was cleaned")
-                    initialise(connection, params)
-                report |= {"date": params.date, "unit": unit_name(params.day, params.unit), "branch": branch}
-                return report | {"rows": load(connection, params)}
-            if params.action == "expose":
-                with connection.transaction():
-                    expose(connection, params)
-                return report
-            (drop if params.action == "drop" else freeze)(connection, params)
-            return report | {"units": params.units}
-    except psycopg.OperationalError as failure:
-        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
+    with reaching_postgres(), (connect or connect_by_environment)() as connection:
+        _create_registry(connection, params)
+        if params.action == "load":
+            branch = route(params.day, params.unit)
+            if branch == "initialise_unit":
+                if not Path(params.source).is_file():
+                    raise NotReady(f"there is no file {params.source}; nothing was cleaned")
+                initialise(connection, params)
+            report |= {"date": params.date, "unit": unit_name(params.day, params.unit), "branch": branch}
+            return report | {"rows": load(connection, params)}
+        if params.action == "expose":
+            with connection.transaction():
+                expose(connection, params)
+            return report
+        (drop if params.action == "drop" else freeze)(connection, params)
+        return report | {"units": params.units}
 
 
 def _create_registry(connection: Connection, params: Parameters) -> None:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,6 +33,7 @@ from psycopg import sql
 
 from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
 from python_jobs.job import DataRefused, JobFailed, WrongUse, run_program
+from python_jobs.postgres_clients import reaching_postgres, require_table_name, table_name
 from services.postgres_csv import create_from_csv
 from services.postgres_relations import (
     Connection,
@@ -76,8 +76,7 @@ class Parameters:
     """How often the swap is tried while a long query holds the view."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(\w+\.)?\w+", self.target):
-            raise WrongUse(f"target must be a name or schema.name, got '{self.target}'")
+        require_table_name(self.target)
         if not 0 <= self.max_shrink_percent <= 100:
             raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
         if self.keep_versions < 2:
@@ -94,7 +93,7 @@ class Parameters:
 
     def table(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""
-        return sql.Identifier(*f"{self.target}{suffix}".split("."))
+        return table_name(f"{self.target}{suffix}")
 
 
 # --- the two steps: each is a task that an orchestrator can retry alone ---------------------------------
@@ -218,15 +217,12 @@ def run(parameters: Parameters, connect: Callable[[], Connection] | None = None)
         "target": parameters.target,
         "version": parameters.version_name,
     }
-    try:
-        with (connect or connect_by_environment)() as connection:
-            if parameters.step != "expose":
-                report["rows"] = load(connection, parameters)
-            if parameters.step != "load":
-                report |= expose(connection, parameters)
-                report["dropped_versions"] = drop_old_versions(connection, parameters)
-    except psycopg.OperationalError as failure:
-        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
+    with reaching_postgres(), (connect or connect_by_environment)() as connection:
+        if parameters.step != "expose":
+            report["rows"] = load(connection, parameters)
+        if parameters.step != "load":
+            report |= expose(connection, parameters)
+            report["dropped_versions"] = drop_old_versions(connection, parameters)
     return report | {"exposed": parameters.step != "load"}
 
 

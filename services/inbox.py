@@ -25,6 +25,7 @@ from collections.abc import Callable
 from psycopg import sql
 
 from python_jobs.job import WrongUse
+from python_jobs.postgres_clients import table_name
 from services.postgres_relations import Connection, execute
 
 _FOR_EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
@@ -47,7 +48,7 @@ class Inbox:
         if not connection.autocommit:
             raise WrongUse("an inbox needs a connection in autocommit mode: it makes the transactions itself")
         self._connection, self._horizon = connection, horizon
-        self._table = sql.Identifier(*table.split("."))
+        self._table = table_name(table)
         with connection.transaction():  # create if not exists isn't atomic among sessions
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [table])
             execute(

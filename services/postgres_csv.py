@@ -7,8 +7,8 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
-from python_jobs.job import DataRefused, NotReady, WrongUse
-from services.postgres_relations import Connection, execute
+from python_jobs.job import DataRefused, NotReady
+from services.postgres_relations import Connection, create_table
 
 _CHUNK = 1 << 20
 
@@ -62,8 +62,5 @@ def create_from_csv(
     """
     if not Path(source).is_file():
         raise NotReady(f"there is no file {source}; nothing was loaded")
-    try:
-        execute(connection, "create table {} ({})", table, sql.SQL(columns))
-    except psycopg.errors.SyntaxError as failure:
-        raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
+    create_table(connection, table, columns)
     return copy_csv(connection, source, table, delimiter, stays=stays)

@@ -10,6 +10,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from python_jobs.job import WrongUse
+
 Connection = psycopg.Connection[Any]
 
 
@@ -27,6 +29,19 @@ def exists(connection: Connection, relation: sql.Identifier) -> bool:
     """Return whether there is a table or a view of that name."""
     found = connection.execute("select to_regclass(%s)", [relation.as_string(connection)]).fetchone()
     return found is not None and found[0] is not None
+
+
+def create_table(connection: Connection, table: sql.Identifier, columns: str) -> None:
+    """Create a table of the user's own DDL, what stands between the parentheses of create table.
+
+    Raises:
+        WrongUse: it is no such list.
+        psycopg.errors.DuplicateTable: there is one.
+    """
+    try:
+        execute(connection, "create table {} ({})", table, sql.SQL(columns))
+    except psycopg.errors.SyntaxError as failure:
+        raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
 
 
 def count_rows(connection: Connection, relation: sql.Identifier) -> int:

@@ -23,7 +23,6 @@ Source: Data Engineering Design Patterns, chapter 4, Proxy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from psycopg import sql
 
 from python_jobs.idempotency.manifests import newest_or, require_version, taken, version_of
 from python_jobs.job import DataRefused, JobFailed, WrongUse, run_program
+from python_jobs.postgres_clients import reaching_postgres, require_table_name, table_name
 from services.postgres_csv import create_from_csv
 from services.postgres_relations import Connection, connect_by_environment, execute, replace_view
 
@@ -65,8 +65,7 @@ class Parameters:
     """setup: role that loads."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(\w+\.)?\w+", self.target):
-            raise WrongUse(f"target must be a name or schema.name, got '{self.target}'")
+        require_table_name(self.target)
         if self.min_rows < 0:
             raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
         require_version(self.version, self.step)
@@ -77,7 +76,7 @@ class Parameters:
 
     def name(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""
-        return sql.Identifier(*f"{self.target}{suffix}".split("."))
+        return table_name(f"{self.target}{suffix}")
 
     def table(self, version: str) -> sql.Identifier:
         """Return the name of a version's table."""
@@ -192,7 +191,7 @@ def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> 
     """
     report: dict[str, Any] = {"target": params.target}
     try:
-        with (connect or connect_by_environment)() as connection:
+        with reaching_postgres(), (connect or connect_by_environment)() as connection:
             if params.step == "setup":
                 with connection.transaction():
                     setup(connection, params)
@@ -204,8 +203,6 @@ def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> 
         raise WrongUse(f"{params.target} has no registry; run step setup once") from None
     except psycopg.errors.InsufficientPrivilege as failure:
         raise JobFailed(f"PostgreSQL denies it: {failure.diag.message_primary}") from None
-    except psycopg.OperationalError as failure:
-        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
     return report
 
 

@@ -25,7 +25,6 @@ Source: Data Engineering Design Patterns, chapter 4, Stateful Merger; its check 
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,8 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_program
+from python_jobs.postgres_clients import listed, reaching_postgres, require_table_name, table_name
 from services.postgres_csv import copy_csv
 from services.postgres_relations import Connection, columns, connect_by_environment, exists
 
@@ -63,8 +63,7 @@ class Parameters:
     """Between the columns of the file."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(\w+\.)?\w+", self.target):
-            raise WrongUse(f"target must be a name or schema.name, got '{self.target}'")
+        require_table_name(self.target)
         if not self.key:
             raise WrongUse("key is empty; name the columns that identify a row")
         if self.previous is not None and self.previous >= self.at:
@@ -84,7 +83,7 @@ class Parameters:
 
     def table(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""
-        return sql.Identifier(*f"{self.target}{suffix}".split("."))
+        return table_name(f"{self.target}{suffix}")
 
 
 class Run:
@@ -112,8 +111,8 @@ class Run:
             "history": params.table("_history"),
             "runs": params.table("_runs"),
             "staged": _STAGED,
-            "columns": _list(self._columns),
-            "key": _list(params.key),
+            "columns": listed(self._columns),
+            "key": listed(params.key),
             "deleted": sql.Identifier(params.is_deleted) if params.is_deleted else sql.SQL("false"),
             "at": sql.Literal(params.at),
         }
@@ -146,9 +145,8 @@ class Run:
         read = copy_csv(
             self._connection, self._params.source, _STAGED, self._params.delimiter, stays=self._params.target
         )
-        self._execute(
-            "update {staged} set {deleted} = false where {deleted} is null", when=self._params.is_deleted
-        )
+        if self._params.is_deleted:
+            self._execute("update {staged} set {deleted} = false where {deleted} is null")
         self._execute(
             "insert into {history} ({columns}, is_deleted, execution_time) "
             "select {columns}, {deleted}, {at} from {staged}"
@@ -166,7 +164,7 @@ class Run:
                 sql.SQL("{} = {}").format(sql.Identifier(name), sql.Identifier("s", name))
                 for name in self._columns
             ),
-            values=sql.SQL(", ").join(sql.Identifier("s", name) for name in self._columns),
+            values=listed(self._columns, "s"),
         ).rowcount
         self._execute(
             "insert into {runs} (execution_time, rows_read) values ({at}, {read})", read=sql.Literal(read)
@@ -196,7 +194,8 @@ class Run:
         self._execute("create temporary table {staged} (like {history}) on commit drop")
         for name in ("is_deleted", "execution_time"):
             self._execute("alter table {staged} drop {name}", name=sql.Identifier(name))
-        self._execute("alter table {staged} add {deleted} boolean", when=self._params.is_deleted)
+        if self._params.is_deleted:
+            self._execute("alter table {staged} add {deleted} boolean")
 
     def _latest(self, rows: str, order: Sequence[str]) -> sql.Composed:
         """Return the query of each key's newest row; ties are broken by all columns, a deletion first."""
@@ -207,17 +206,9 @@ class Run:
         query = f"select distinct on ({{key}}) * from ({rows}) as rows order by {{key}}, {{descending}}"
         return sql.SQL(query).format(**self._names, descending=sql.SQL(", ").join(descending))
 
-    def _execute(
-        self, statement: str, *, when: object = True, **names: sql.Composable
-    ) -> psycopg.Cursor[Any]:
-        """Run a statement on the run's tables, if there is a need."""
-        if not when:
-            statement = "select"
+    def _execute(self, statement: str, **names: sql.Composable) -> psycopg.Cursor[Any]:
+        """Run a statement on the run's tables."""
         return self._connection.execute(sql.SQL(statement).format(**self._names, **names))
-
-
-def _list(names: Sequence[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, names))
 
 
 def _equal(left: str, right: str, name: str) -> sql.Composed:
@@ -233,7 +224,11 @@ def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> 
         JobFailed: PostgreSQL went away or can't be reached.
     """
     try:
-        with (connect or connect_by_environment)() as connection, connection.transaction():
+        with (
+            reaching_postgres(),
+            (connect or connect_by_environment)() as connection,
+            connection.transaction(),
+        ):
             one = Run(connection, params)
             recorded = one.recorded()
             earlier = [time for time in recorded if time < params.at]
@@ -253,8 +248,6 @@ def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> 
         raise DataRefused(
             f"{params.source} was not merged: {failure.diag.message_primary}; {params.target} stays as it is"
         ) from None
-    except psycopg.OperationalError as failure:
-        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_program, utc_now
+from python_jobs.postgres_clients import listed, reaching_postgres, table_name
 from services.inbox import Inbox
 from services.postgres_csv import copy_csv
 from services.postgres_relations import Connection, columns, connect_by_environment, execute, exists
@@ -65,7 +66,7 @@ class Parameters:
     @property
     def table(self) -> sql.Identifier:
         """The target's name, quoted."""
-        return sql.Identifier(*self.target.split("."))
+        return table_name(self.target)
 
 
 def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_environment) -> dict[str, Any]:
@@ -79,18 +80,15 @@ def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_e
     now = utc_now() if parameters.now is None else parse_time(parameters.now)
     message = f"{parameters.run}/{_content_of(parameters.files)}"
     report: dict[str, Any] = {"target": parameters.target, "run": parameters.run, "rows": {}}
-    try:
-        with connect() as connection:
-            if not exists(connection, parameters.table):
-                raise NotReady(f"there is no table {parameters.target}; nothing was written")
-            _require_columns(connection, parameters)
+    with reaching_postgres(), connect() as connection:
+        if not exists(connection, parameters.table):
+            raise NotReady(f"there is no table {parameters.target}; nothing was written")
+        _require_columns(connection, parameters)
 
-            def merge_all() -> None:
-                report["rows"] = {file: _merge(connection, parameters, file) for file in parameters.files}
+        def merge_all() -> None:
+            report["rows"] = {file: _merge(connection, parameters, file) for file in parameters.files}
 
-            written = Inbox(connection, f"{parameters.target}__runs").once(message, merge_all, now)
-    except psycopg.OperationalError as failure:
-        raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
+        written = Inbox(connection, f"{parameters.target}__runs").once(message, merge_all, now)
     return report | {"already": not written}
 
 
@@ -142,15 +140,15 @@ def _merge(connection: Connection, parameters: Parameters, file: str) -> int:
 def _upsert(connection: Connection, parameters: Parameters, beside: sql.Identifier) -> sql.Composed:
     names = [name for name, _ in columns(connection, parameters.table)]
     values = [name for name in names if name not in parameters.key]
-    key = sql.SQL(", ").join(map(sql.Identifier, parameters.key))
+    key = listed(parameters.key)
     if values:
         changed: sql.Composable = sql.SQL(
             "do update set ({}) = row({}) where ({}) is distinct from ({})"
         ).format(
-            _listed(values),
-            _listed(values, "excluded"),
-            _listed(values, "stored"),
-            _listed(values, "excluded"),
+            listed(values),
+            listed(values, "excluded"),
+            listed(values, "stored"),
+            listed(values, "excluded"),
         )
     else:
         changed = sql.SQL("do nothing")
@@ -158,20 +156,15 @@ def _upsert(connection: Connection, parameters: Parameters, beside: sql.Identifi
         "insert into {} as stored ({}) select distinct on ({}) {} from {} order by {}, {} desc on conflict ({}) {}"
     ).format(
         parameters.table,
-        _listed(names),
+        listed(names),
         key,
-        _listed(names),
+        listed(names),
         beside,
         key,
         sql.Identifier(_LINE),
         key,
         changed,
     )
-
-
-def _listed(names: list[str], relation: str | None = None) -> sql.Composed:
-    prefix = [relation] if relation else []
-    return sql.SQL(", ").join(sql.Identifier(*prefix, name) for name in names)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from python_jobs.delta_streams import create_table, nullable
 from python_jobs.job import DataRefused, JobFailed
 from python_jobs.postgres import PostgresAccess
+from python_jobs.postgres_clients import listed, reaching_postgres, table_name
 from python_jobs.tables import absolute, delta_table
 
 
@@ -74,7 +75,7 @@ class PostgresSink(KeyedSink):
         # One for each writer: two of them may write at once.
         self._beside = f"{table}__{re.sub(r'[^0-9a-z]', '_', writer.lower())[:8]}"
         self._table, self._staging, self._progress = (
-            sql.Identifier(*name.split(".")) for name in (table, self._beside, f"{table}__progress")
+            table_name(name) for name in (table, self._beside, f"{table}__progress")
         )
 
     def write(self, rows: DataFrame, run: int) -> None:
@@ -85,7 +86,7 @@ class PostgresSink(KeyedSink):
             DataRefused: a row doesn't fit the table; the table and the progress stay as they are.
         """
         try:
-            with self._connect() as connection:
+            with reaching_postgres(), self._connect() as connection:
                 connection.execute(
                     sql.SQL(
                         "create table if not exists {} (writer text primary key, run bigint not null)"
@@ -102,8 +103,6 @@ class PostgresSink(KeyedSink):
             raise DataRefused(
                 f"run {run} doesn't fit {self._name}: {failure.diag.message_primary}; nothing of it was written"
             ) from None
-        except psycopg.OperationalError as failure:
-            raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None
 
     def _connect(self) -> psycopg.Connection[Any]:
         # libpq reads the driver's URL, settings such as sslmode included, and refuses those that it doesn't know.
@@ -131,7 +130,7 @@ class PostgresSink(KeyedSink):
         rows.write.jdbc(self._access.url, self._beside, "overwrite", properties)
 
     def _move(self, connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
-        columns, key = _listed(names), _listed(self._key)
+        columns, key = listed(names), listed(self._key)
         values = [name for name in names if name not in self._key]
         connection.execute(
             sql.SQL("create table if not exists {} (like {}, primary key ({}))").format(
@@ -147,8 +146,8 @@ class PostgresSink(KeyedSink):
                 columns,
                 self._staging,
                 key,
-                _listed(values),
-                _listed(values, "excluded"),
+                listed(values),
+                listed(values, "excluded"),
             )
         )
 
@@ -193,8 +192,3 @@ class FileSink(KeyedSink):
             fs.FileContext.getFileContext(folder.toUri(), configuration).rename(parts[0], target, overwrite)
         file_system.delete(folder, True)
         return str(target.toString())
-
-
-def _listed(names: Sequence[str], relation: str | None = None) -> sql.Composed:
-    prefix = [relation] if relation else []
-    return sql.SQL(", ").join(sql.Identifier(*prefix, name) for name in names)
