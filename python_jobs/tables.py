@@ -159,6 +159,12 @@ def deleted_file_retention(spark: SparkSession, table: str) -> dt.timedelta:
     )
 
 
+def retention_properties(days: int) -> dict[str, str]:
+    """Return the properties by which a table keeps its log and the files that a commit removed for so many days."""
+    duration = f"interval {days} days"
+    return {"delta.deletedFileRetentionDuration": duration, "delta.logRetentionDuration": duration}
+
+
 def table_location(spark: SparkSession, table: str) -> str:
     """Return the path of an existing table, given by path or by catalog name."""
     return str(delta_table(spark, table)._jdt.deltaLog().dataPath().toString())

@@ -51,6 +51,7 @@ from python_jobs.tables import (
     deleted_file_retention,
     delta_table,
     find_commit,
+    retention_properties,
     sql_name,
     table_exists,
     write_once,
@@ -197,8 +198,7 @@ def load_delta(spark: SparkSession, params: Parameters, version: str) -> int:
     Raises:
         JobFailed: there is such a version; it stays as it is.
     """
-    days = f"interval {params.retention_days} days"
-    properties = {"delta.deletedFileRetentionDuration": days, "delta.logRetentionDuration": days}
+    properties = retention_properties(params.retention_days)
     if table_exists(spark, params.target):
         if version in _delta_versions(spark, params):
             raise taken(version, params.target)

@@ -47,6 +47,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.merger import MergeRules, merge
+from python_jobs.idempotency.registries import read_registry, register
 from python_jobs.ingestion.readiness_names import UPKEEP
 from python_jobs.intervals import from_micros, parse_time
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
@@ -54,7 +55,7 @@ from python_jobs.session import settings
 from python_jobs.tables import (
     delta_table,
     latest_version,
-    read_table,
+    retention_properties,
     sql_name,
     table_exists,
     table_id,
@@ -225,15 +226,9 @@ def read_versions(spark: SparkSession, params: Parameters) -> dict[dt.datetime, 
         WrongUse: the table holds something else, or the versions of another target; or the target was adopted as the
             outcome of this execution time or a later one.
     """
-    if not table_exists(spark, params.versions):
+    table = read_registry(spark, params.versions, _VERSIONS, "table of versions")
+    if table is None:
         return {}
-    table = read_table(spark, params.versions)
-    expected = [part.split()[0] for part in _VERSIONS.split(", ")]
-    if table.columns != expected:
-        raise WrongUse(
-            f"{params.versions} is no table of versions: it has {', '.join(table.columns)}, "
-            f"not {', '.join(expected)}"
-        )
     rows = table.withColumn("execution_time", F.unix_micros("execution_time")).collect()
     target_id = table_id(spark, params.target) if table_exists(spark, params.target) else None
     if any(row.table_id != target_id for row in rows):
@@ -294,8 +289,7 @@ class Run:
         """
         spark, params = self._spark, self._params
         if not table_exists(spark, params.target):
-            days = f"interval {params.retention_days} days"
-            properties = {"delta.deletedFileRetentionDuration": days, "delta.logRetentionDuration": days}
+            properties = retention_properties(params.retention_days)
             rows = self._increment.limit(0)
             write_once(spark, rows, params.target, properties=properties, note=params.note("base"))
             self._planned_at = -1
@@ -374,10 +368,7 @@ class Run:
             )
         values = (params.at, own.version, is_adopted, table_id(spark, params.target), FORMAT_VERSION)
         row = spark.createDataFrame([values], _VERSIONS)
-        if table_exists(spark, params.versions):
-            merge(spark, row, params.versions, MergeRules(["execution_time"]))
-        else:
-            write_once(spark, row, params.versions)
+        register(spark, row, params.versions, ["execution_time"])
         later = [
             time for time, version in self._recorded.items() if time > params.at and version < own.version
         ]

@@ -37,18 +37,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.idempotency.merger import MergeRules, merge
+from python_jobs.idempotency.registries import read_registry, register
 from python_jobs.intervals import from_micros, parse_time
 from python_jobs.job import WrongUse, root_cause, run_job
 from python_jobs.tables import (
     deleted_file_retention,
     delta_table,
-    read_table,
     read_version,
     sql_name,
-    table_exists,
     table_id,
-    write_once,
 )
 
 FORMAT_VERSION = 1
@@ -113,15 +110,9 @@ def named_versions(spark: SparkSession, params: Parameters) -> list[NamedVersion
     Raises:
         WrongUse: the registry holds something else.
     """
-    if not table_exists(spark, params.registry):
+    rows = read_registry(spark, params.registry, _REGISTRY, "registry of versions")
+    if rows is None:
         return []
-    rows = read_table(spark, params.registry)
-    expected = [part.split()[0] for part in _REGISTRY.split(", ")]
-    if rows.columns != expected:
-        raise WrongUse(
-            f"{params.registry} is no registry of versions: it has {', '.join(rows.columns)}, "
-            f"not {', '.join(expected)}"
-        )
     times = {name: F.unix_micros(name) for name in ("committed_at", "keep_until")}
     found = rows.where(F.col("table_id") == table_id(spark, params.table)).withColumns(times).orderBy("name")
     return [
@@ -180,10 +171,7 @@ def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
         [(named.name, table_id(spark, params.table), params.table, named.version, named.committed_at,
           named.keep_until, FORMAT_VERSION)], _REGISTRY
     )  # fmt: skip
-    if table_exists(spark, params.registry):
-        merge(spark, row, params.registry, MergeRules(["name", "table_id"]))
-    else:
-        write_once(spark, row, params.registry)
+    register(spark, row, params.registry, ["name", "table_id"])
     return named
 
 
