@@ -274,11 +274,7 @@
     {%- set version = run_query('describe history ' ~ relation ~ ' limit 1').rows[0]['version'] -%}
     {%- if not starts -%}
         {%- do lakehouse_patterns._units_require_new_day(relation, date) -%}
-        {%- do lakehouse_patterns.require_same_columns(
-            relation,
-            adapter.get_columns_in_relation(relation) | rejectattr('name', 'equalto', 'unit_day') | list,
-            adapter.get_columns_in_relation(batch)
-        ) -%}
+        {%- do lakehouse_patterns._units_require_columns(relation, batch) -%}
     {%- endif -%}
     {{ return({'relation': relation, 'version': version}) }}
 {% endmacro %}
@@ -287,11 +283,7 @@
 {% macro _units_initialise(view, options, tables, unit, batch) %}
     {%- set relation = lakehouse_patterns._units_table(view, unit) -%}
     {%- if unit in tables and options.clean == 'truncate' -%}
-        {%- do lakehouse_patterns.require_same_columns(
-            relation,
-            adapter.get_columns_in_relation(relation) | rejectattr('name', 'equalto', 'unit_day') | list,
-            adapter.get_columns_in_relation(batch)
-        ) -%}
+        {%- do lakehouse_patterns._units_require_columns(relation, batch) -%}
         {%- do run_query(lakehouse_patterns._units_clean_sql(relation)) -%}
     {%- else -%}
         {%- if unit in tables -%}
@@ -318,6 +310,15 @@
         ~ ", 'lakehouse_patterns.unit_tables.units' = '" ~ (units or [unit]) | join(',') ~ "'"
         ~ (", 'delta.appendOnly' = 'true'" if units else '') ~ ')'
         ~ ('' if columns.startswith('(') else ' ' ~ columns)
+    ) -%}
+{% endmacro %}
+
+
+{% macro _units_require_columns(relation, batch) %}
+    {%- do lakehouse_patterns.require_same_columns(
+        relation,
+        adapter.get_columns_in_relation(relation) | rejectattr('name', 'equalto', 'unit_day') | list,
+        adapter.get_columns_in_relation(batch)
     ) -%}
 {% endmacro %}
 
