@@ -66,10 +66,10 @@ def torture(writer: Writer, spark: SparkSession, folder: Path, kills: int, seed:
     writer.prepare(spark, calm)
     prepared = folder / "input"
     shutil.copytree(calm, prepared)
-    before = {table: _commits(prepared, table) for table in writer.tables}
+    before = _commits(writer, prepared)
     writer.run(spark, calm)
     expected = _contents(spark, writer, calm)
-    commits = {table: _commits(calm, table) - before[table] for table in writer.tables}
+    commits = {table: count - before[table] for table, count in _commits(writer, calm).items()}
     written = [table for table, count in commits.items() if count]
 
     outcome = Outcome(writer.name)
@@ -103,30 +103,26 @@ def torture(writer: Writer, spark: SparkSession, folder: Path, kills: int, seed:
 
 def _kill(writer: Writer, folder: Path, table: str, state: TableState, passed: int) -> TableState:
     command = [sys.executable, "-m", "tests.torture.process", writer.name, str(folder)]
-    path = _path(folder, table) or folder / table.replace("*", folder.name)
-    return run_and_kill(command, path, state, {"PYTHONPATH": str(REPOSITORY)}, commits=passed)
+    return run_and_kill(
+        command, writer.table(folder, table), state, {"PYTHONPATH": str(REPOSITORY)}, commits=passed
+    )
 
 
 def _contents(spark: SparkSession, writer: Writer, folder: Path) -> dict[str, Counter[tuple[str, ...]]]:
     """Return each table's rows, as texts, without what differs between any two runs."""
-    return {table: _rows(spark, _path(folder, table)) for table in writer.tables}
+    return {table: _rows(spark, writer.table(folder, table)) for table in writer.tables}
 
 
-def _rows(spark: SparkSession, path: Path | None) -> Counter[tuple[str, ...]]:
-    if path is None:
+def _rows(spark: SparkSession, path: Path) -> Counter[tuple[str, ...]]:
+    if not (path / "_delta_log").is_dir():
         return Counter()
     table: DataFrame = spark.read.format("delta").load(str(path))
     columns = sorted(set(table.columns) - DIFFERS)
     return Counter(tuple(map(repr, row)) for row in table.select(*columns).collect())
 
 
-def _path(folder: Path, table: str) -> Path | None:
-    return next((path for path in folder.glob(table) if (path / "_delta_log").is_dir()), None)
-
-
-def _commits(folder: Path, table: str) -> int:
-    path = _path(folder, table)
-    return 0 if path is None else len(TableFiles.of(path).log)
+def _commits(writer: Writer, folder: Path) -> dict[str, int]:
+    return {table: len(TableFiles.of(writer.table(folder, table)).log) for table in writer.tables}
 
 
 def _slug(writer: Writer) -> str:

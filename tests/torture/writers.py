@@ -51,9 +51,13 @@ class Writer:
     run: Callable[[SparkSession, Path], object]
     """Do every interval; doing it again adds nothing."""
     tables: tuple[str, ...]
-    """What it writes, below the folder."""
+    """What it writes, below the folder, whose own name is ``{folder}`` in it."""
     resumes: bool = False
     """Whether a run goes on where the one before ended: its later commits are near then."""
+
+    def table(self, folder: Path, name: str) -> Path:
+        """Return the path of one of ``tables``."""
+        return folder / name.format(folder=folder.name)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------
@@ -358,7 +362,9 @@ def each_day_built(model: str) -> Callable[[SparkSession, Path], None]:
 def dbt_writers() -> Iterator[Writer]:
     """Yield one writer for each model."""
     for model in MODELS:
-        yield Writer(f"dbt {model}", nothing, each_day_built(model), (f"project_*/lakehouse/{model}",))
+        yield Writer(
+            f"dbt {model}", nothing, each_day_built(model), (f"project_{{folder}}/lakehouse/{model}",)
+        )
 
 
 WRITERS = {
