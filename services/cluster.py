@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,37 +47,61 @@ def running_cluster(folder: Path, *, workers: int = 2, memory: str = "1g") -> It
     Raises:
         ServiceFailed: a part did not come up; the message names its log.
     """
-    configuration = folder / "conf"
-    _verbose_configuration(configuration)
-    environment = {"SPARK_CONF_DIR": str(configuration), "SPARK_LOCAL_IP": HOST}
-    master_port, thrift_port = free_port(), free_port()
-    master = f"spark://{HOST}:{master_port}"
+    thrift_port = free_port()
+    with running_workers(folder, workers=workers, memory=memory) as master:
+        command = thrift_server_command(master, thrift_port, folder, memory)
+        with running_process(
+            "thrift-server",
+            command,
+            folder,
+            lambda log: listens(thrift_port),
+            environment=_environment(folder),
+        ):
+            yield Cluster(master, thrift_port)
+
+
+@contextlib.contextmanager
+def running_workers(folder: Path, *, workers: int = 2, memory: str = "1g") -> Iterator[str]:
+    """Start a master and ``workers`` workers of one core each, yield the master's URL; stop them at the end.
+
+    Args:
+        folder: where logs and the workers' folders (``work-1``, …) go.
+        workers: number of workers.
+        memory: memory of a worker.
+
+    Raises:
+        ServiceFailed: a part did not come up; the message names its log.
+    """
+    _verbose_configuration(folder / "conf")
+    port = free_port()
+    master = f"spark://{HOST}:{port}"
     with contextlib.ExitStack() as stack:
 
-        def start(name: str, command: list[str], ready: Callable[[str], bool]) -> None:
-            stack.enter_context(running_process(name, command, folder, ready, environment=environment))
+        def start(name: str, arguments: list[str], ready: str) -> None:
+            command = [str(Path(pyspark.__path__[0]) / "bin" / "spark-class"), *arguments]
+            process = running_process(
+                name, command, folder, lambda log: ready in log, environment=_environment(folder)
+            )
+            stack.enter_context(process)
 
-        spark_class = str(Path(pyspark.__path__[0]) / "bin" / "spark-class")
         deploy = "org.apache.spark.deploy"
         start(
             "master",
-            [spark_class, f"{deploy}.master.Master", "--host", HOST, "--port", str(master_port),
-             "--webui-port", "0"],
-            lambda log: "New state: ALIVE" in log,
-        )  # fmt: skip
+            [f"{deploy}.master.Master", "--host", HOST, "--port", str(port), "--webui-port", "0"],
+            "New state: ALIVE",
+        )
         for number in range(1, workers + 1):
             start(
                 f"worker-{number}",
-                [spark_class, f"{deploy}.worker.Worker", "--host", HOST, "--cores", "1", "--memory", memory,
+                [f"{deploy}.worker.Worker", "--host", HOST, "--cores", "1", "--memory", memory,
                  "--webui-port", "0", "--work-dir", str(folder / f"work-{number}"), master],
-                lambda log: "Successfully registered with master" in log,
+                "Successfully registered with master",
             )  # fmt: skip
-        start(
-            "thrift-server",
-            thrift_server_command(master, thrift_port, folder, memory),
-            lambda log: listens(thrift_port),
-        )
-        yield Cluster(master, thrift_port)
+        yield master
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": HOST}
 
 
 def thrift_server_command(master: str, port: int, folder: Path, memory: str) -> list[str]:

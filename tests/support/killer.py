@@ -1,7 +1,8 @@
-"""Kills a real process at an observable state of a Delta table.
+"""Kills a real process at an observable state of what it writes, a Delta table above all.
 
 The process runs in its own group and gets SIGKILL, so that nothing of it (driver, JVM) can clean up after
-itself. The state is read from the table's folder alone: what a second process, or the next run, would find.
+itself. The state is read from the table's folder alone: what a second process, or the next run, would find. A caller
+who kills writers of something else says how its state is seen (:class:`Observed`).
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 POLL_SECONDS = 0.001
 LOG_ENTRY = re.compile(r"\d{20}\.json")
@@ -60,27 +62,40 @@ class TableFiles:
         return TableState.DATA_WITHOUT_LOG if self.data - before.data else TableState.NO_NEW_FILE
 
 
+class Observed(Protocol):
+    """What a process writes, as it is seen from outside."""
+
+    def files(self) -> TableFiles:
+        """Return what is written and what is committed, by any names that stay the same."""
+
+    def was_opened(self, group: int) -> bool:
+        """Return whether the group's processes have come to it since the last call, or since it is there."""
+
+
 def run_and_kill(
     argv: Sequence[str],
-    table_path: str | Path,
+    table: str | Path | Observed,
     at: TableState,
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
     commits: int = 0,
 ) -> TableState:
-    """Starts `argv`, kills its process group when the table at `table_path` comes to the state `at`.
+    """Starts `argv`, kills its process group when the table comes to the state `at`.
 
-    `NO_NEW_FILE` kills when the process opens the table's log for reading; if there is no table yet, as soon
-    as its JVM runs. The other two kill at the first new data file that has bytes, and at the first new log
-    entry. The first `commits` of the process are let pass, and the state is that of the one after them. `env` is
-    added to the environment of this process; `timeout` is in seconds.
+    `table` is the path of a Delta table, or something else that is observed. `NO_NEW_FILE` kills when the process opens
+    the table's log for reading; if there is no table yet, as soon as its JVM runs. The other two kill at the first new
+    data file that has bytes, and at the first new log entry. The first `commits` of the process are let pass, and the
+    state is that of the one after them. `env` is added to the environment of this process; `timeout` is in seconds.
 
     Returns the state found after every process of the group is dead: assert that it is the one asked for.
     Raises `StateNotReachedError` with the end of the process' output.
     """
-    table_path = Path(table_path)
-    before = TableFiles.of(table_path)
-    with tempfile.TemporaryFile() as output, _opened_files(table_path / "_delta_log") as log_was_opened:
+    with contextlib.ExitStack() as stack:
+        observed = (
+            stack.enter_context(_observed_folder(Path(table))) if isinstance(table, str | Path) else table
+        )
+        before = observed.files()
+        output = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
             argv,
             env={**os.environ, **(env or {})},
@@ -93,17 +108,17 @@ def run_and_kill(
         def reached() -> bool:
             nonlocal before, commits
             if commits:
-                now = TableFiles.of(table_path)
+                now = observed.files()
                 passed = len(now.log - before.log)
                 if passed:
                     # The next commit's data files may be there already; these are no news then, its log entry is.
                     before, commits = now, max(commits - passed, 0)
-                    log_was_opened()
+                    observed.was_opened(process.pid)
                 return False
             if at is TableState.NO_NEW_FILE:
-                return log_was_opened() if before.log else "java" in _commands_of_group(process.pid)
+                return observed.was_opened(process.pid)
             # A write that went past the state between two looks is killed at once too: the caller sees where.
-            return TableFiles.of(table_path).state_since(before) in (at, TableState.LOG_WRITTEN)
+            return observed.files().state_since(before) in (at, TableState.LOG_WRITTEN)
 
         deadline = time.monotonic() + timeout
         problem = None
@@ -117,15 +132,36 @@ def run_and_kill(
                     break
                 time.sleep(POLL_SECONDS)
         finally:
-            _kill_group(process)
+            kill_group(process)
         if problem:
             output.seek(0)
             tail = output.read().decode(errors="replace")[-3000:]
-            message = f"{problem} before {table_path} came to the state '{at.value}':\n{tail}"
+            message = f"{problem} before {table} came to the state '{at.value}':\n{tail}"
             if process.returncode >= 0:
                 raise ProcessEndedError(message, process.returncode)
             raise StateNotReachedError(message)
-    return TableFiles.of(table_path).state_since(before)
+        return observed.files().state_since(before)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A Delta table's folder and whether its log is read."""
+
+    path: Path
+    log_was_opened: Callable[[], bool]
+
+    def files(self) -> TableFiles:
+        return TableFiles.of(self.path)
+
+    def was_opened(self, group: int) -> bool:
+        opened = self.log_was_opened()
+        return opened if self.files().log else "java" in commands_of_group(group)
+
+
+@contextlib.contextmanager
+def _observed_folder(path: Path) -> Iterator[_Folder]:
+    with _opened_files(path / "_delta_log") as log_was_opened:
+        yield _Folder(path, log_was_opened)
 
 
 def _data_files(folder: Path) -> set[str]:
@@ -188,7 +224,7 @@ def _opened_files(folder: Path) -> Iterator[Callable[[], bool]]:
         os.close(watch)
 
 
-def _commands_of_group(group: int) -> set[str]:
+def commands_of_group(group: int) -> set[str]:
     """Names of the group's living processes. A zombie is dead: nobody may be there to collect it."""
     commands = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -200,9 +236,10 @@ def _commands_of_group(group: int) -> set[str]:
     return commands
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """SIGKILL to every process of the group, and wait until they are dead."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    while _commands_of_group(process.pid):
+    while commands_of_group(process.pid):
         time.sleep(POLL_SECONDS)

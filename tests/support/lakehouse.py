@@ -18,26 +18,8 @@ from pyspark.sql import functions as F
 from python_jobs.job import parse_parameters
 from services.main_job import FEEDS, Step, main_job
 from tests.support.dbt_project import REPOSITORY, DbtFailed
+from tests.support.rows import CLOCK_COLUMNS
 from tests.support.session import environment, settings_kept
-
-# When a row was loaded differs between two runs of the same input, and so do the values made of it; what was loaded
-# must not. `changes` of a history holds each source change with its load's time.
-CLOCK_COLUMNS = {
-    "ingested_at",
-    "last_ingested_at",
-    "processed_at",
-    "status_changed_at",
-    "dead_letter_id",
-    "changes",
-    "run_at",
-    "run_id",
-    "published_at",
-    "table_versions",
-    "audited_at",
-    "dbt_valid_from",
-    "dbt_updated_at",
-    "dbt_scd_id",
-}
 
 
 class Lakehouse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -53,10 +53,10 @@ def small_configuration(folder: Path) -> Path:
     return folder
 
 
-def start_session(root: Path) -> SparkSession:
-    """Start the process's session with its warehouse under ``root``."""
+def start_session(root: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start the process's session with its warehouse under ``root``; ``settings`` go before those of tests."""
     builder = SparkSession.builder.appName("tests")
-    for name, value in TEST_SETTINGS.items():
+    for name, value in {**TEST_SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.config("spark.sql.warehouse.dir", f"file:{root}/warehouse").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -9,20 +9,44 @@ from pyspark.sql import SparkSession
 
 from tests.support.killer import TableState
 from tests.torture import torture as engine
-from tests.torture import writers
-from tests.torture.torture import torture
-from tests.torture.writers import DAYS, VISITS, WRITERS, Writer, visits
+from tests.torture.inputs import VISITS, visits
+from tests.torture.torture import Plan, torture
+from tests.torture.writer import DAYS, Run, Writer, nothing
+from tests.torture.writers import WRITERS
 
 pytestmark = pytest.mark.kill
 
 
-@pytest.mark.parametrize("name", ["data_overwrite"])
 def test_a_writer_that_is_killed_in_each_state_and_run_again_leaves_what_a_calm_run_leaves(
-    spark: SparkSession, tmp_path: Path, name: str
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    outcome = torture(WRITERS[name], spark, tmp_path, kills=3)
+    outcome = torture(WRITERS["data_overwrite"], spark, tmp_path, Plan(kills=3, pairs=0, orders=1))
     assert outcome.kills == dict.fromkeys(TableState, 1)
-    assert (outcome.lost, outcome.doubled) == (0, 0)
+    assert (outcome.orders, outcome.lost, outcome.doubled) == (1, 0, 0)
+
+
+@pytest.mark.postgres
+def test_a_program_of_postgresql_is_killed_in_each_state_of_its_transaction_and_run_beside_another(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    writer = WRITERS["transactional_writer (PostgreSQL)"]
+    with writer.service(tmp_path):
+        outcome = torture(writer, spark, tmp_path, Plan(kills=3))
+    assert outcome.kills.total() == 3
+    assert (outcome.pairs, outcome.lost, outcome.doubled) == (1, 0, 0)
+
+
+def test_a_file_on_its_way_is_told_from_one_that_readers_look_at(tmp_path: Path) -> None:
+    store = WRITERS["passthrough_replicator"].store
+    before = store.files(tmp_path, "staging")
+    for name, state in (
+        (".passthrough_replicator/aside", TableState.DATA_WITHOUT_LOG),
+        ("visits/part-0.parquet", TableState.LOG_WRITTEN),
+    ):
+        file = tmp_path / "staging" / name
+        file.parent.mkdir(parents=True)
+        file.write_text("x", encoding="utf-8")
+        assert store.files(tmp_path, "staging").state_since(before) is state
 
 
 def append_each_day(spark: SparkSession, folder: Path) -> None:
@@ -41,10 +65,10 @@ def skip_what_is_there(spark: SparkSession, folder: Path) -> None:
     ("run", "fault"), [(append_each_day, "doubled"), (skip_what_is_there, "lost")], ids=["append", "skip"]
 )
 def test_a_writer_that_appends_doubles_and_one_that_trusts_what_is_there_loses(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: object, fault: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run, fault: str
 ) -> None:
     """The kill is played here: the first run of the chain ends after two days."""
-    broken = Writer("broken", writers.nothing, run, ("visits",))
+    broken = Writer("broken", nothing, run, ("visits",), pairs=False)
 
     def two_days(writer: Writer, folder: Path, table: str, state: TableState, passed: int) -> TableState:
         for day in DAYS[:2]:
@@ -53,6 +77,6 @@ def test_a_writer_that_appends_doubles_and_one_that_trusts_what_is_there_loses(
         return state
 
     monkeypatch.setattr(engine, "_kill", two_days)
-    outcome = torture(broken, spark, tmp_path, kills=1)
-    assert getattr(outcome, fault) == {"doubled": 8, "lost": 16}[fault]
+    outcome = torture(broken, spark, tmp_path, Plan(kills=1))
+    assert getattr(outcome, fault) == {"doubled": 8, "lost": 20}[fault]
     assert not outcome.is_sound

@@ -1,0 +1,125 @@
+"""A week of input for the writers: a file, a commit or a batch a day."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from tests.torture.writer import DAYS
+
+VISITS = "visit_id string, event_time timestamp, event_date date, page string, number int"
+APPENDED = "visit_id string, user_id int, event_time timestamp, appended_at timestamp, position bigint"
+USERS = "id int, name string, sequence int, changed_at timestamp, is_deleted boolean"
+Rows = Sequence[tuple[Any, ...]]
+
+
+def noon(day: dt.date) -> dt.datetime:
+    """Return a day's middle."""
+    return dt.datetime.combine(day, dt.time(12), dt.UTC)
+
+
+def visits(day: dt.date) -> Rows:
+    """Return three visits of a day, one of the morning before and one that is there twice."""
+    number = DAYS.index(day)
+    times = [noon(day), noon(day), noon(day) + dt.timedelta(minutes=5), noon(day) - dt.timedelta(hours=26)]
+    ids = [f"v{number}", f"v{number}", f"w{number}", f"late{number}"]
+    return [
+        (visit, time, time.date(), page, number)
+        for visit, time, page in zip(ids, times, ["home", "home", "home", "about"], strict=True)
+    ]
+
+
+def visits_by_day(spark: SparkSession, folder: Path) -> None:
+    """Append each day's visits to a Delta table, a file and a commit a day."""
+    for day in DAYS:
+        rows = spark.createDataFrame(visits(day), VISITS).coalesce(1)
+        rows.write.format("delta").mode("append").save(str(folder / "visits"))
+
+
+def visits_by_event_date(spark: SparkSession, folder: Path) -> None:
+    """The same, partitioned by the date of the event."""
+    rows = spark.createDataFrame([row for day in DAYS for row in visits(day)], VISITS).coalesce(1)
+    rows.write.format("delta").partitionBy("event_date").save(str(folder / "visits"))
+
+
+def appended_visits(spark: SparkSession, folder: Path) -> None:
+    """Append two visits of each of two users a day, with when and where the store took them."""
+    for number, day in enumerate(DAYS):
+        rows = [
+            (f"u{user}-{number}-{visit}", user, noon(day) + dt.timedelta(minutes=20 * visit), noon(day),
+             4 * number + 2 * user + visit)
+            for user in (0, 1)
+            for visit in (0, 1)
+        ]  # fmt: skip
+        frame = spark.createDataFrame(rows, APPENDED).coalesce(1)
+        frame.write.format("delta").mode("append").save(str(folder / "visits"))
+
+
+def payloads(spark: SparkSession, folder: Path) -> None:
+    """Append a valid and an unparsable line for each day, a file a day."""
+    for number in range(len(DAYS)):
+        lines = [(json.dumps({"visit_id": f"v{number}", "number": number}),), (f"not json {number}",)]
+        rows = spark.createDataFrame(lines, "payload string").coalesce(1)
+        rows.write.format("delta").mode("append").save(str(folder / "lines"))
+
+
+def days_of_files(_: SparkSession, folder: Path) -> None:
+    """Land one file of JSON lines a day."""
+    for day in DAYS:
+        place = folder / "landing" / f"date={day}"
+        place.mkdir(parents=True)
+        lines = [json.dumps({"visit": f"{day}-{line}"}) + "\n" for line in range(3)]
+        (place / "lines.json").write_text("".join(lines), encoding="utf-8")
+
+
+def lists_of_devices(_: SparkSession, folder: Path) -> None:
+    """Land a full list a day, each with a device more."""
+    for number, day in enumerate(DAYS):
+        place = folder / "landing" / f"date={day}"
+        place.mkdir(parents=True)
+        lines = [json.dumps({"type": "phone", "version": f"{v}"}) + "\n" for v in range(number + 2)]
+        (place / "devices.json").write_text("".join(lines), encoding="utf-8")
+
+
+def csv_of_devices(_: object, folder: Path) -> None:
+    """Land a CSV file a day, with all devices so far: the newest is new, the one before has another name."""
+    (folder / "landing").mkdir()
+    for number, day in enumerate(DAYS):
+        lines = [f"phone;{v};{'renamed' if v + 1 == number else 'named'} {v}\n" for v in range(number + 2)]
+        text = "".join(["type;version;full_name\n", *lines])
+        (folder / "landing" / f"{day}.csv").write_text(text, encoding="utf-8")
+
+
+def small_files(spark: SparkSession, folder: Path) -> None:
+    """Append four small files to each of a table's partitions."""
+    for number in range(4):
+        rows = spark.createDataFrame([(day, number) for day in DAYS], "event_date date, number int")
+        writer = rows.coalesce(1).write.format("delta").mode("append").partitionBy("event_date")
+        writer.save(str(folder / "table"))
+
+
+def changes(day: dt.date) -> Rows:
+    """Return a day's changes of users: a new one, one renamed, one deleted."""
+    number, at = DAYS.index(day), noon(day)
+    rows: list[tuple[Any, ...]] = [(number, f"new {number}", number, at, False)]
+    if number:
+        rows.append((number - 1, f"renamed {number}", number, at, False))
+    if number > 2:
+        rows.append((number - 3, None, number, at, True))
+    return rows
+
+
+def extract(day: dt.date) -> Rows:
+    """Return all users of a day: the newest as it came, the others as they were renamed a day later."""
+    number = DAYS.index(day)
+    return [
+        (user, f"new {user}", user, noon(day), False)
+        if user == number
+        else (user, f"renamed {user + 1}", user + 1, noon(DAYS[user + 1]), False)
+        for user in range(number + 1)
+    ]
