@@ -30,7 +30,7 @@ lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 mutations: setup ## apply every committed mutation and require its test to fail: SAMPLE=n for other n each day
 	@$(ACTIVATE) && python -m tests.mutations.runner $(if $(SAMPLE),--sample $(SAMPLE))
 
-torture: setup ## kill every writer at least 20 times, run it again and count lost and doubled rows
+torture: setup ## kill every writer 20 times and more, run two at once, lose executors: count lost and doubled rows
 	@$(ACTIVATE) && python -m tests.torture
 
 bench: setup ## run the side-by-side measurements and write docs/benchmarks.md
