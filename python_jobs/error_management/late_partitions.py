@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from python_jobs.error_management.late_dates import parse_date
 from python_jobs.idempotency.data_overwrite import OutsideSlice, overwrite
 from python_jobs.ingestion.readiness_marker import Marker
-from python_jobs.job import DataRefused, JobFailed, WrongUse, root_cause
+from python_jobs.job import DataRefused, JobFailed, WrongUse
+from python_jobs.part_failures import require_no_failures
 from python_jobs.queries import query_text, user_query
 from python_jobs.tables import (
     latest_version,
@@ -229,18 +230,7 @@ class Trace:
 
     def require_success(self) -> None:
         """Raise what failed, if anything: of the failures' own kind if they agree."""
-        if not self.failed:
-            return
-        reasons = "; ".join(f"{date} failed: {_reason(failure)}" for date, failure in self.failed.items())
-        kinds = {type(failure) for failure in self.failed.values()}
-        kind = kinds.pop() if len(kinds) == 1 else JobFailed
-        raise (kind if issubclass(kind, JobFailed) else JobFailed)(
-            f"{reasons}; {len(self.rewritten)} of {len(self.started)} dates were replaced"
-        )
-
-
-def _reason(failure: Exception) -> str:
-    return str(failure) if isinstance(failure, JobFailed) else root_cause(failure)[:300]
+        require_no_failures(self.failed, f"{len(self.rewritten)} of {len(self.started)} dates were replaced")
 
 
 def write_manifest(

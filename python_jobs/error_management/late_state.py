@@ -1,7 +1,7 @@
 """State table of the Dynamic Late Data Integrator: a Delta table with one row for each date.
 
-It is small (a row a day) and replaced whole by each change. A change is compared with what it was made from: Delta's
-transaction number counts the changes, and of two concurrent ones the later is made again from the other's outcome.
+It is small (a row a day) and replaced whole by each change. Of two concurrent changes the later is made again from the
+other's outcome.
 """
 
 from __future__ import annotations
@@ -11,20 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import tenacity
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.counted_changes import change
 from python_jobs.error_management.late_dates import Partition
 from python_jobs.intervals import from_micros
-from python_jobs.tables import (
-    CONFLICTS,
-    find_commit,
-    read_table,
-    table_exists,
-    transaction_version,
-    write_once,
-)
+from python_jobs.tables import read_table, table_exists
 
 Result = TypeVar("Result")
 
@@ -34,7 +27,6 @@ _SCHEMA = (
     "claimed_by string, claimed_until timestamp, seen_version long"
 )
 _TIMES = ("processed_at", "planned_at", "claimed_until")
-_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -123,34 +115,17 @@ class StateTable:
 
         ``step`` is called again if another run has changed the state meanwhile.
         """
-        again = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((*CONFLICTS, _Overtaken)),
-            stop=tenacity.stop_after_attempt(_TRIES),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=2),
-            reraise=True,
-        )
-        return again(self._change, step)
 
-    def _change(self, step: Callable[[State], tuple[State, Result]]) -> Result:
-        # The number before the rows: rows that are newer than the number only make this change fail.
-        exists = table_exists(self._spark, self.table)
-        number = transaction_version(self._spark, self.table, _APP) if exists else None
-        state = self.read()
-        changed, result = step(state)
-        if changed != state:
-            self._write(changed, 1 if number is None else number + 1)
-        return result
+        def changed_rows() -> tuple[DataFrame | None, Result]:
+            state = self.read()
+            changed, result = step(state)
+            return None if changed == state else self._rows(changed), result
 
-    def _write(self, state: State, number: int) -> None:
+        return change(self._spark, self.table, _APP, changed_rows, replace_all=True)
+
+    def _rows(self, state: State) -> DataFrame:
         rows = [
             (date, *(getattr(known, name) for name in DateState.__dataclass_fields__), state.seen_version)
             for date, known in sorted(state.dates.items())
         ]
-        frame = self._spark.createDataFrame(rows, _SCHEMA).coalesce(1)
-        commit = write_once(self._spark, frame, self.table, transaction=(_APP, number), replace_all=True)
-        if find_commit(self._spark, self.table, commit) is None:
-            raise _Overtaken(f"{self.table} was changed by {_TRIES} other runs in a row; run again")
-
-
-class _Overtaken(Exception):
-    """Another change has taken the number."""
+        return self._spark.createDataFrame(rows, _SCHEMA).coalesce(1)

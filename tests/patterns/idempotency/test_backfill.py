@@ -1,0 +1,516 @@
+"""Replay and Backfill: past dates are computed anew, in chunks that are checked, resumed and counted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.idempotency.backfill import Backfill, Parameters, run
+from python_jobs.idempotency.backfill_plan import Chunk
+from python_jobs.ingestion.readiness_marker import Marker
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.tables import latest_commit, latest_version
+from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+
+JOB = REPOSITORY / "python_jobs" / "idempotency" / "backfill.py"
+THIS = "tests/patterns/idempotency/test_backfill.py::"
+NOW = "2024-03-08T12:00:00Z"
+VIEWS = "event_date date, page string, views long, pipeline_version string"
+# Version 2 counts no bots any more.
+QUERY = (
+    "select event_date, page, count(*) as views, {pipeline_version} as pipeline_version "
+    "from {source} where page not like 'bot%' group by event_date, page"
+)
+PAGES = {
+    "2024-03-01": ["home", "home", "about", "bot"],
+    "2024-03-02": ["home", "about", "bot"],
+    "2024-03-03": ["home", "about", "about", "bot"],
+    "2024-03-04": ["home", "bot", "bot too"],  # two of three pages are bots
+    "2024-03-05": ["home", "about", "bot"],
+}
+COUNTED = [
+    ("2024-03-01", "home", 2, "v2"),
+    ("2024-03-01", "about", 1, "v2"),
+    ("2024-03-02", "home", 1, "v2"),
+    ("2024-03-02", "about", 1, "v2"),
+    ("2024-03-03", "home", 1, "v2"),
+    ("2024-03-03", "about", 2, "v2"),
+    ("2024-03-04", "home", 1, "v2"),
+    ("2024-03-05", "home", 1, "v2"),
+    ("2024-03-05", "about", 1, "v2"),
+]
+# Of days that no backfill covers; 03-07 is loaded while one runs.
+BESIDE = [("2024-02-29", "home", 9, "v1"), ("2024-03-06", "home", 9, "v1"), ("2024-03-07", "home", 9, "v1")]
+
+
+@dataclass
+class Views:
+    """Visits, the page views that a live job made of them, and a ledger."""
+
+    spark: SparkSession
+    root: Path
+
+    @property
+    def source(self) -> str:
+        return str(self.root / "visits")
+
+    @property
+    def target(self) -> str:
+        return str(self.root / "views")
+
+    @property
+    def ledger(self) -> str:
+        return str(self.root / "backfills")
+
+    def land(self, pages: dict[str, list[str]]) -> None:
+        """Append visits to the source, in one commit."""
+        rows = [(dt.date.fromisoformat(day), page) for day, pages in pages.items() for page in pages]
+        self.append(rows, "event_date date, page string", self.source)
+
+    def load(self, views: list[tuple[str, str, int, str]]) -> None:
+        """Append rows to the target, as the live job does."""
+        self.append([(dt.date.fromisoformat(day), *others) for day, *others in views], VIEWS, self.target)
+
+    def append(self, rows: list[Any], columns: str, table: str) -> None:
+        frame = self.spark.createDataFrame(rows, columns).coalesce(1)
+        frame.write.format("delta").mode("append").partitionBy("event_date").save(table)
+
+    def arguments(self, job_id: str, first: str, last: str, **others: Any) -> dict[str, Any]:
+        return {
+            "job_id": job_id,
+            "pipeline_version": "v2",
+            "source": self.source,
+            "target": self.target,
+            "ledger": self.ledger,
+            "query": QUERY,
+            "from_": first,
+            "to": last,
+            "chunk_days": 1,
+            "now": NOW,
+        } | others
+
+    def parameters(self, job_id: str, first: str, last: str, **others: Any) -> Parameters:
+        return Parameters(**self.arguments(job_id, first, last, **others))
+
+    def run(self, job_id: str, first: str, last: str, **others: Any) -> dict[str, Any]:
+        return run(self.spark, self.parameters(job_id, first, last, **others))
+
+    def rows(self) -> list[tuple[str, str, int, str]]:
+        return [(str(r.event_date), r.page, r.views, r.pipeline_version) for r in self.table().collect()]
+
+    def table(self, path: str | None = None) -> DataFrame:
+        return self.spark.read.format("delta").load(path or self.target)
+
+    def files(self, *days: str) -> set[str]:
+        """Return the data files that the days' rows are in now."""
+        return {
+            file for file in self.table().inputFiles() if any(f"event_date={day}" in file for day in days)
+        }
+
+
+WEEK = ("2024-03-01", "2024-03-05")
+
+
+class Story(Views):
+    """A job that is killed, resumed, fails in a chunk, is run again; then another job. See `story`."""
+
+    killed: TableState
+    interrupted: dict[str, Any]
+    refused: DataRefused
+    failed: dict[str, Any]
+    left_by_failed: list[tuple[str, str, int, str]]
+    mended: dict[str, Any]
+    left: list[tuple[str, str, int, str]]
+    note: dict[str, Any]
+    again: dict[str, Any]
+    left_by_again: list[tuple[str, str, int, str]]
+
+
+@pytest.fixture(scope="module")
+def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    story = Story(spark, tmp_path_factory.mktemp("story"))
+    story.land(PAGES)
+    live = [
+        (day, page, pages.count(page), "v1") for day, pages in PAGES.items() for page in sorted(set(pages))
+    ]
+    # On the first day a canary of version 2 counted one of the pages.
+    live = [row for row in live if row[:2] != ("2024-03-01", "about")] + [("2024-03-01", "about", 1, "v2")]
+    story.load(live + BESIDE[:2])
+    beside = story.files("2024-02-29", "2024-03-06")
+
+    # Killed in the third of five chunks.
+    given = story.arguments("v2", *WEEK, parallel=1, tolerance=0.4, totals='["views"]')
+    argv = [sys.executable, str(JOB), *(f"--{name.strip('_')}={value}" for name, value in given.items())]
+    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
+    story.killed = run_and_kill(argv, story.target, TableState.DATA_WITHOUT_LOG, env, commits=2)
+    story.interrupted = story.run("v2", *WEEK, action="status")
+
+    # Resumed, with more visits in the source, while the live job loads a day.
+    story.land({"2024-03-03": ["late"], "2024-03-04": ["late"]})
+    with ThreadPoolExecutor() as pool:
+        live_load = pool.submit(story.load, BESIDE[2:])
+        with pytest.raises(DataRefused) as refused:
+            story.run("v2", *WEEK, tolerance=0.4, totals=["views"], parallel=2)
+        live_load.result()
+    story.refused = refused.value
+    story.failed = story.run("v2", *WEEK, action="status")
+    story.left_by_failed = story.rows()
+
+    # Once more, with a tolerance that lets the bots go.
+    story.mended = story.run("v2", *WEEK, tolerance=0.7)
+    story.left = story.rows()
+    story.note = json.loads(latest_commit(spark, story.target)["userMetadata"])["backfill"]
+
+    story.again = story.run("v2-again", "2024-03-01", "2024-03-02", newest_first=True)
+    story.left_by_again = story.rows()
+    assert story.files("2024-02-29", "2024-03-06") == beside
+    return story
+
+
+def of(rows: list[tuple[str, str, int, str]], *days: str) -> list[tuple[str, str, int, str]]:
+    return [row for row in rows if row[0] in days]
+
+
+# --- resumed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kill
+def test_a_job_killed_in_its_third_chunk_goes_on_with_the_third(story: Story) -> None:
+    assert story.killed is TableState.DATA_WITHOUT_LOG
+    statuses = [chunk["status"] for chunk in story.interrupted["chunks"]]
+    assert statuses == ["done", "done", "pending", "pending", "pending"]
+    attempts = {chunk["first_date"]: chunk["attempt"] for chunk in story.mended["chunks"]}
+    assert list(attempts.values()) == [1, 1, 1, 2, 1]
+
+
+@pytest.mark.kill
+def test_the_ledger_knows_the_percentage_while_the_job_runs(story: Story) -> None:
+    assert (story.interrupted["status"], story.interrupted["percent"]) == ("running", 40)
+
+
+def test_a_chunk_that_fails_its_validation_keeps_its_rows_and_stops_no_other(story: Story) -> None:
+    assert "2024-03-04: 1 rows in place of 3" in str(story.refused)
+    assert "4 of 5 chunks are done; run the job 'v2' again for the others" in str(story.refused)
+    assert (story.failed["status"], story.failed["percent"]) == ("completed_with_failures", 80)
+    (error,) = [chunk["error"] for chunk in story.failed["chunks"] if chunk["status"] == "failed"]
+    assert "1 rows in place of 3" in error
+    bots = [("2024-03-04", page, 1, "v1") for page in ("home", "bot", "bot too")]
+    others = [row for row in COUNTED if row[0] != "2024-03-04"]
+    assert_rows(story.left_by_failed, [*others, *bots, *BESIDE])
+
+
+def test_the_job_run_again_does_the_failed_chunk_only(story: Story) -> None:
+    assert story.mended["processed"] == ["2024-03-04"]
+    assert (story.mended["status"], story.mended["percent"]) == ("completed", 100)
+
+
+# --- the rows -------------------------------------------------------------------------------------------
+
+
+def test_rows_that_the_new_rule_drops_are_gone_and_other_dates_stay(story: Story) -> None:
+    assert_rows(story.left, [*COUNTED, *BESIDE])
+
+
+def test_after_a_canary_there_are_rows_of_one_version_only(story: Story) -> None:
+    assert {row[3] for row in of(story.left, "2024-03-01")} == {"v2"}
+
+
+def test_a_live_load_goes_on_beside_the_job(story: Story) -> None:
+    assert of(story.left, "2024-03-07") == BESIDE[2:]
+
+
+def test_what_comes_to_the_source_meanwhile_is_not_read(story: Story) -> None:
+    assert story.mended["source_version"] == 0
+    assert latest_version(story.spark, story.source) == 1
+    assert "late" not in {row[1] for row in story.left}
+
+
+def test_the_range_twice_gives_equal_content(story: Story) -> None:
+    assert story.again["processed"] == ["2024-03-02", "2024-03-01"]  # newest first
+    assert_rows(story.left_by_again, story.left)
+    first, second = story.mended["chunks"][:2], story.again["chunks"]
+    assert [c["content_hash"] for c in first] == [c["content_hash"] for c in second]
+    assert len({chunk["content_hash"] for chunk in story.mended["chunks"]}) == 5
+    assert [chunk["changed_dates"] for chunk in (*first, *second)] == [1, 1, 0, 0]
+
+
+def test_ledger_and_commits_say_what_was_made_of_what(story: Story) -> None:
+    assert story.note == {
+        "job_id": "v2",
+        "source": story.source,
+        "source_version": 0,
+        "pipeline_version": "v2",
+        "dates": "2024-03-04",
+    }
+    ledger = story.table(story.ledger).where("job_id = 'v2' and first_date = '2024-03-04'").orderBy("attempt")
+    columns = ["status", "pipeline_version", "source_version", "source_rows", "rows_before", "rows"]
+    assert [tuple(row) for row in ledger.select(*columns).collect()] == [
+        ("pending", "v2", 0, None, None, None),
+        ("failed", "v2", 0, 3, None, None),
+        ("done", "v2", 0, 3, 3, 1),
+    ]
+
+
+# --- refused --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def views(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Views:
+    """Return visits of three days and the views of four: the first day's visits have expired."""
+    views = Views(spark, tmp_path_factory.mktemp("views"))
+    views.land({day: ["home", "about"] for day in ("2024-03-02", "2024-03-03", "2024-03-04")})
+    days = [f"2024-03-0{day}" for day in range(1, 5)]
+    views.load([(day, page, 1, "v1") for day in days for page in ("home", "about")])
+    return views
+
+
+def refused(views: Views, kind: type[JobFailed], sentence: str, *dates: str, **others: Any) -> None:
+    """Require that a job is refused, with the target as it was and no job in the ledger."""
+    before = latest_version(views.spark, views.target)
+    with pytest.raises(kind, match=sentence):
+        views.run("refused", *dates, **others)
+    assert latest_version(views.spark, views.target) == before
+
+
+def test_a_plan_shows_chunks_rows_and_refusals_and_writes_nothing(views: Views, tmp_path: Path) -> None:
+    ledger = str(tmp_path / "no ledger")
+    report = views.run("plan", "2024-03-01", "2024-03-04", action="plan", chunk_days=2, ledger=ledger)
+    expired = "its source has 0 rows, the target 2: it may have expired"
+    assert report["chunks"] == [
+        {
+            "first_date": "2024-03-01",
+            "last_date": "2024-03-02",
+            "source_rows": 2,
+            "target_rows": 4,
+            "refused": {"2024-03-01": expired},
+        },
+        {
+            "first_date": "2024-03-03",
+            "last_date": "2024-03-04",
+            "source_rows": 4,
+            "target_rows": 4,
+            "refused": {},
+        },
+    ]
+    assert not Path(ledger).exists()
+    assert latest_version(views.spark, views.target) == 0
+
+
+def test_an_expired_source_empties_nothing_unless_its_marker_says_that_it_is_complete(
+    views: Views, tmp_path: Path
+) -> None:
+    day = "2024-03-01"
+    with pytest.raises(DataRefused, match=f"{day} failed: {day}: its source has 0 rows, the target 2"):
+        views.run("expired", day, day)
+    assert len(of(views.rows(), day)) == 2
+    with pytest.raises(DataRefused, match="its source has no marker"):
+        views.run("expired", day, day, markers=str(tmp_path))
+    Marker(views.spark, str(tmp_path / f"date={day}")).write({})
+    views.run("expired", day, day, markers=str(tmp_path))
+    assert of(views.rows(), day) == []
+    assert len(views.rows()) == 6
+
+
+def test_a_date_that_is_not_over_is_refused(views: Views) -> None:
+    now = "2024-03-04T23:00:00Z"
+    refused(views, NotReady, "2024-03-04 is not over in UTC", "2024-03-02", "2024-03-04", now=now)
+    plan = views.run("open", "2024-03-04", "2024-03-04", now=now, allow_open_dates=True, action="plan")
+    assert plan["chunks"][0]["source_rows"] == 2
+
+
+def test_dates_of_an_unfinished_job_are_refused_to_another(views: Views) -> None:
+    with pytest.raises(DataRefused, match="0 rows in place of 2"):
+        views.run("first", "2024-03-02", "2024-03-03", chunk_days=2, query=f"{QUERY} having count(*) > 1")
+    others = {"chunk_days": 2}
+    refused(
+        views,
+        NotReady,
+        "'first' has not finished 2024-03-02..2024-03-03",
+        "2024-03-03",
+        "2024-03-04",
+        **others,
+    )
+    with pytest.raises(WrongUse, match="registered with other values of query_hash, dates"):
+        views.run("first", "2024-03-02", "2024-03-04", **others)
+    ended = views.run("first", "2024-03-02", "2024-03-03", action="abandon")
+    assert (ended["status"], ended["percent"]) == ("abandoned", 0)
+    with pytest.raises(WrongUse, match="was abandoned; name another"):
+        views.run("first", "2024-03-02", "2024-03-03", chunk_days=2, query=f"{QUERY} having count(*) > 1")
+    assert views.run("second", "2024-03-03", "2024-03-04", **others)["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "sentence"),
+    [
+        (QUERY.replace("{pipeline_version}", "cast(now() as string)"), WrongUse, "has Now in it"),
+        (
+            QUERY.replace("{pipeline_version}", "cast(current_date as string)"),
+            WrongUse,
+            "has CurrentDate in it",
+        ),
+        (QUERY.replace("{pipeline_version}", "uuid()"), WrongUse, "has Uuid in it"),
+        (QUERY.replace("{pipeline_version}", "{version}"), WrongUse, "the query can't be used"),
+        (QUERY.replace("page, count", "pages, count"), WrongUse, "the query can't be used"),
+        (
+            QUERY.replace("as views", "as visits"),
+            DataRefused,
+            "no column views, visits, which the table lacks",
+        ),
+        (QUERY.replace("event_date,", "timestamp(event_date) as event_date,", 1), WrongUse, "is a timestamp"),
+    ],
+)
+def test_a_query_that_can_not_be_repeated_or_does_not_fit_is_refused(
+    views: Views, query: str, kind: type[JobFailed], sentence: str
+) -> None:
+    refused(views, kind, sentence, "2024-03-02", "2024-03-03", query=query)
+
+
+def test_rows_of_other_dates_are_refused(views: Views) -> None:
+    query = QUERY.replace("event_date,", "date({last_date}) + 1 as event_date,", 1)
+    refused(
+        views, DataRefused, "a row for .* is outside", "2024-03-02", "2024-03-02", query=query, tolerance=1
+    )
+    views.run("refused", "2024-03-02", "2024-03-02", action="abandon")
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"from_": "2024-03-05"}, "the backfill from 2024-03-05 to 2024-03-04 is empty"),
+        ({"chunk_days": 0}, "chunk_days is 0"),
+        ({"parallel": 0}, "parallel is 0; it must be 1 or more"),
+        ({"tolerance": -0.1}, "tolerance is -0.1"),
+        ({"job_id": ""}, "job_id is empty"),
+        ({"query": "select * from visits"}, "doesn't mention {source}"),
+        ({"source": "visits", "target": "visits"}, "source and target are the same table"),
+        ({"now": "noon"}, "'noon' is not a time"),
+    ],
+)
+def test_wrong_parameters_are_refused(others: dict[str, Any], sentence: str) -> None:
+    given = {
+        "job_id": "x",
+        "pipeline_version": "v2",
+        "source": "visits",
+        "target": "views",
+        "ledger": "backfills",
+        "query": QUERY,
+        "from_": "2024-03-01",
+        "to": "2024-03-04",
+    }
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(**given | others)
+
+
+# --- a margin -------------------------------------------------------------------------------------------
+
+SESSIONS = """
+    with visits as (
+        select *, lag(event_time) over (partition by user_id order by event_time) as before from {source}
+    ),
+
+    numbered as (
+        select
+            *,
+            sum(if(event_time - before > interval 1 hour, 1, 0)) over (partition by user_id order by event_time) as n
+        from visits
+    )
+
+    select to_date(min(event_time)) as event_date, user_id, count(*) as visits from numbered group by user_id, n
+"""
+
+
+@pytest.mark.parametrize(
+    ("margin", "first_day", "second_day"),
+    [
+        (1, [("a", 2)], [("b", 1)]),
+        (0, [("a", 1)], [("a", 1), ("b", 1)]),
+    ],
+    ids=["kept whole", "cut without a margin"],
+)
+def test_a_session_that_crosses_midnight(
+    spark: SparkSession,
+    tmp_path: Path,
+    margin: int,
+    first_day: list[tuple[str, int]],
+    second_day: list[tuple[str, int]],
+) -> None:
+    visits = [("2024-03-01 23:50", "a"), ("2024-03-02 00:10", "a"), ("2024-03-02 12:00", "b")]
+    rows = [(dt.datetime.fromisoformat(f"{time}+00:00"), user) for time, user in visits]
+    spark.createDataFrame(rows, "event_time timestamp, user_id string").write.format("delta").save(
+        str(tmp_path / "visits")
+    )
+    params = Views(spark, tmp_path).parameters(
+        "sessions",
+        "2024-03-01",
+        "2024-03-02",
+        query=SESSIONS,
+        source_date="to_date(event_time)",
+        margin_days=margin,
+    )
+    backfill = Backfill(spark, params, 0)
+    for day, expected in (("2024-03-01", first_day), ("2024-03-02", second_day)):
+        assert_rows(
+            backfill.rows(Chunk(day, day)),
+            [(dt.date.fromisoformat(day), user, count) for user, count in expected],
+        )
+
+
+# --- from bronze ----------------------------------------------------------------------------------------
+
+
+def test_a_table_replayed_from_bronze_has_the_same_content(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAKEHOUSE_ROOT", str(tmp_path))
+    loads = [(1, "a", 1.5), (1, "b", 2.5), (2, "a", 3.5), (2, "a", 3.5)]
+    lines = [
+        (load, json.dumps({"visit_id": visit, "event_time": "2024-03-01T23:30:00Z", "seconds": seconds}))
+        for load, visit, seconds in loads
+    ]
+    bronze = spark.createDataFrame(lines, "load_id long, payload string")
+    bronze.write.format("delta").save(str(tmp_path / "bronze_visits"))
+    text = snippet("docs/idempotency.md", f"{THIS}test_a_table_replayed_from_bronze_has_the_same_content")
+    command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
+    assert command[:2] == ["spark-submit", "python_jobs/idempotency/backfill.py"]
+    silver = str(tmp_path / "silver_visits")
+    hashes = []
+    for job_id in ("first", "replay"):
+        parameters, _ = parse_parameters(Parameters, [*command[2:], "--job_id", job_id])
+        hashes += [chunk["content_hash"] for chunk in run(spark, parameters)["chunks"]]
+        assert_rows(
+            spark.read.format("delta")
+            .load(silver)
+            .selectExpr("visit_id", "seconds", "cast(event_date as string)"),
+            [("a", "3.5", "2024-03-01"), ("b", "2.5", "2024-03-01")],
+        )
+        spark.sql(f"delete from delta.`{silver}` where visit_id = 'b'").collect()  # lost by another hand
+    assert hashes[0] == hashes[1] != "0"
+
+
+def test_a_pinned_version_that_was_vacuumed_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    views = Views(spark, tmp_path)
+    views.land({"2024-03-01": ["home"]})
+    views.load([("2024-03-01", page, 1, "v1") for page in ("home", "about", "bot")])
+    with pytest.raises(DataRefused, match="its source has 1 rows, the target 3"):
+        views.run("old", "2024-03-01", "2024-03-01")
+    for statement in (
+        "delete from {}",
+        "alter table {} set tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')",
+        "vacuum {}",
+    ):
+        spark.sql(statement.format(f"delta.`{views.source}`")).collect()
+    with pytest.raises(JobFailed, match=r"version 0 of .*visits, .* can't be read"):
+        views.run("old", "2024-03-01", "2024-03-01")
