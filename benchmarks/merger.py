@@ -101,6 +101,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         "types": dict(large.rows().dtypes),
         "key": KEY,
         "nullable_key": [],
+        "keep_on_null": [],
         "on_null_key": "fail",
         "sequence": ["load_id"],
         "deletes": "none",

@@ -103,7 +103,7 @@
     {%- do lakehouse_patterns.require_known_keys(
         'meta.lakehouse_patterns.merger',
         options,
-        ['deletes', 'is_deleted', 'sequence', 'on_null_key', 'nullable_key', 'prune_by']
+        ['deletes', 'is_deleted', 'sequence', 'on_null_key', 'nullable_key', 'keep_on_null', 'prune_by']
     ) -%}
     {%- set key = lakehouse_patterns.as_list(config.get('unique_key')) -%}
     {%- set partitions = lakehouse_patterns.as_list(config.get('partition_by')) -%}
@@ -117,6 +117,7 @@
         'sequence': lakehouse_patterns.as_list(options.get('sequence')),
         'deletes': options.get('deletes', 'none'),
         'is_deleted': options.get('is_deleted'),
+        'keep_on_null': lakehouse_patterns.as_list(options.get('keep_on_null')),
         'prune_by': lakehouse_patterns.as_list(options.get('prune_by', partitions | select('in', key) | list))
     } -%}
     {%- for column in batch_columns -%}
@@ -148,7 +149,8 @@
             ) -%}
         {%- endfor -%}
     {%- endfor -%}
-    {%- for name in key + merger.sequence + merger.prune_by + ([merger.is_deleted] if merger.is_deleted else []) -%}
+    {%- set own = key + merger.sequence + ([merger.is_deleted] if merger.is_deleted else []) -%}
+    {%- for name in own + merger.prune_by + merger.keep_on_null -%}
         {%- do lakehouse_patterns.require(
             name in merger.types, "the model has no column '" ~ name ~ "'; it has: " ~ (merger.types | join(', '))
         ) -%}
@@ -159,6 +161,16 @@
             "prune_by may not name a column of type " ~ merger.types[name] ~ ", got '" ~ name ~ "'"
         ) -%}
     {%- endfor -%}
+    {%- for name in merger.keep_on_null -%}
+        {%- do lakehouse_patterns.require(
+            name not in own,
+            "keep_on_null is for attributes; '" ~ name ~ "' is part of unique_key, sequence or is_deleted"
+        ) -%}
+    {%- endfor -%}
+    {%- do lakehouse_patterns.require(
+        not merger.keep_on_null or merger.deletes != 'hard',
+        'keep_on_null needs deletes: none or deletes: soft: of a row that was removed there is nothing to keep'
+    ) -%}
     {%- if merger.is_deleted -%}
         {%- do lakehouse_patterns.require(
             merger.types[merger.is_deleted] == 'boolean',
@@ -209,10 +221,11 @@
 
 {#- The batch -#}
 
-{% macro _merger_latest(merger, batch, partitions={}) %}
+{% macro _merger_latest(merger, batch, partitions={}, with_known=false) %}
     {#-
         The batch's newest row of each key. Ties are broken by all other columns (a deletion first), so that the
-        order in which rows are read decides nothing.
+        order in which rows are read decides nothing. A column of keep_on_null has its newest value that is known; with
+        a sequence, `lakehouse_patterns_known_<n>` tells from which change, for it may be older than what is stored.
 
         The checks sit in the key, below everything else: no plan can spare them, drop the row before them, or lose
         a row that its siblings hide. Rows are distributed by the key anyway, for the window; said aloud, it is done for
@@ -228,13 +241,38 @@
         {%- do order.append(quoted if sortable else 'to_json(struct(' ~ quoted ~ '))') -%}
     {%- endfor -%}
     {%- set key = lakehouse_patterns.quoted_names(merger.key) -%}
-    select {{ lakehouse_patterns.quoted_names(merger.types) | join(', ') }}
+    {%- set newest_first -%}
+        partition by {{ key | join(', ') }}
+                order by {{ (order or key) | join(' desc, ') }} desc
+    {%- endset -%}
+    {%- set columns = [] -%}
+    {%- for name in merger.types -%}
+        {%- set known = 'lakehouse_patterns_known_' ~ (merger.keep_on_null.index(name) + 1) if name in merger.keep_on_null -%}
+        {%- do columns.append(known ~ '.value as ' ~ adapter.quote(name) if known else adapter.quote(name)) -%}
+        {%- do columns.append(known ~ '.at as ' ~ known) if known and with_known -%}
+    {%- endfor -%}
+    select {{ columns | join(', ') }}
     from (
         select
             *,
+            {%- for name in lakehouse_patterns.quoted_names(merger.keep_on_null) %}
+            first_value(
+                case
+                    when {{ name }} is not null
+                        then struct(
+                            {%- if merger.sequence %}
+                            struct({{ lakehouse_patterns.quoted_names(merger.sequence) | join(', ') }}) as at,
+                            {%- endif %}
+                            {{ name }} as value
+                        )
+                end
+            ) ignore nulls over (
+                {{ newest_first }}
+                rows between unbounded preceding and unbounded following
+            ) as lakehouse_patterns_known_{{ loop.index }},
+            {%- endfor %}
             row_number() over (
-                partition by {{ key | join(', ') }}
-                order by {{ (order or key) | join(' desc, ') }} desc
+                {{ newest_first }}
             ) as lakehouse_patterns_rank
         from (
             select
@@ -436,11 +474,30 @@
 {% endmacro %}
 
 
-{% macro _merger_newer(merger, batch, stored) %}
-    {#- Structs compare field by field and take NULL for the least: a stored row without a sequence is the oldest. -#}
+{% macro _merger_newer(merger, batch, stored, known=none) %}
+    {#-
+        Whether the batch's row, or the change that its known value comes from, is newer than the stored row. Structs
+        compare field by field and take NULL for the least: a stored row without a sequence is the oldest.
+    -#}
+    {%- set row = 'struct(' ~ (lakehouse_patterns.quoted_names(merger.sequence, batch) | join(', ')) ~ ')' -%}
     {{ return(
-        'struct(' ~ (lakehouse_patterns.quoted_names(merger.sequence, batch) | join(', ')) ~ ') > struct('
-        ~ (lakehouse_patterns.quoted_names(merger.sequence, stored) | join(', ')) ~ ')'
+        (known or row) ~ ' > struct(' ~ (lakehouse_patterns.quoted_names(merger.sequence, stored) | join(', ')) ~ ')'
+    ) }}
+{% endmacro %}
+
+
+{% macro _merger_updated(merger, name, batch, stored) %}
+    {#- What a matched row gets in one column. -#}
+    {%- set new, old = batch ~ '.' ~ adapter.quote(name), stored ~ '.' ~ adapter.quote(name) -%}
+    {%- if name not in merger.keep_on_null -%}
+        {{ return(new) }}
+    {%- elif not merger.sequence -%}
+        {{ return('coalesce(' ~ new ~ ', ' ~ old ~ ')') }}
+    {%- endif -%}
+    {%- set known = batch ~ '.lakehouse_patterns_known_' ~ (merger.keep_on_null.index(name) + 1) -%}
+    {{ return(
+        'case when ' ~ lakehouse_patterns._merger_newer(merger, batch, stored, known) ~ ' then ' ~ new ~ ' else ' ~ old
+        ~ ' end'
     ) }}
 {% endmacro %}
 
@@ -463,7 +520,9 @@
     using (
         select batch.*
         from (
-            {{ lakehouse_patterns._merger_latest(merger, batch, looked_up.partitions) }}
+            {{ lakehouse_patterns._merger_latest(
+                merger, batch, looked_up.partitions, with_known=merger.sequence | length > 0
+            ) }}
         ) as batch
         {%- if looked_up.may_be_stale %}
         left anti join {{ target }} as stored
@@ -484,8 +543,8 @@
     when matched and {{ deleted }}{{ newer }} then delete
     {%- endif %}
     when matched{{ newer }} then update set
-        {%- for name in lakehouse_patterns.quoted_names(columns.updated) %}
-        {{ name }} = {{ source }}.{{ name }}
+        {%- for name in columns.updated %}
+        {{ adapter.quote(name) }} = {{ lakehouse_patterns._merger_updated(merger, name, source, stored) }}
         {{- ',' if not loop.last }}
         {%- endfor %}
     when not matched{{ ' and not ' ~ deleted if deleted }} then insert (

@@ -48,6 +48,7 @@ class Merged:
             "sequence": [],
             "deletes": "none",
             "is_deleted": None,
+            "keep_on_null": [],
             "prune_by": [],
             "partitions": partition_by,
         }
@@ -240,6 +241,41 @@ def test_sequence_columns_are_compared_in_order_and_a_stored_null_is_the_oldest(
     lines.merge(("a", 1, "z"), ("b", 2, "n")).holds(("a", 2, "m"), ("b", 2, "n"))
     lines.spark.sql(f"update {lines.name} set load_id = null where id = 'a'")
     lines.merge(("a", 1, "a")).holds(("a", 1, "a"), ("b", 2, "n"))
+
+
+def test_a_visit_that_is_delivered_three_times_and_once_more_is_one_row(
+    merged: Callable[..., Merged],
+) -> None:
+    visits = merged("visit_id string, page string", key=["visit_id"]).load([])
+    visits.merge(*[("v1", "home")] * 3).merge(("v1", "home"), ("v2", "about"))
+    visits.holds(("v1", "home"), ("v2", "about"))
+
+
+@pytest.mark.parametrize("sequence", [["seq"], []], ids=["in order", "last batch"])
+def test_null_in_a_column_to_keep_leaves_what_is_known(
+    merged: Callable[..., Merged], ansi_modes: str, sequence: list[str]
+) -> None:
+    users = merged("id string, email string, plan string, seq int", key=["id"], sequence=sequence)
+    users.merger["keep_on_null"] = ["email"]
+    users.load([("a", "a@x", "basic", 1), ("b", None, "basic", 1)])
+    users.merge(("a", None, None, 2), ("b", "b@x", "basic", 2), ("c", None, "basic", 2))
+    users.holds(("a", "a@x", None, 2), ("b", "b@x", "basic", 2), ("c", None, "basic", 2))
+    users.merger["keep_on_null"] = []
+    users.merge(("a", None, None, 3)).holds(
+        ("a", None, None, 3), ("b", "b@x", "basic", 2), ("c", None, "basic", 2)
+    )
+
+
+def test_what_is_known_is_the_newest_value_that_is_not_null_of_batch_and_table(
+    merged: Callable[..., Merged],
+) -> None:
+    users = merged("id string, email string, seq int", key=["id"], sequence=["seq"], keep_on_null=["email"])
+    users.load([("first", "1@x", 1), ("first", None, 2), ("batch", "1@x", 1), ("table", "5@x", 5)])
+    users.merge(
+        ("batch", "2@x", 2), ("batch", "3@x", 3), ("batch", None, 4), ("new", "1@x", 1), ("new", None, 2),
+        ("table", "3@x", 3), ("table", None, 6),
+    )  # fmt: skip
+    users.holds(("first", "1@x", 2), ("batch", "3@x", 4), ("new", "1@x", 2), ("table", "5@x", 6))
 
 
 def test_a_rerun_changes_nothing_and_commits_nothing(merged: Callable[..., Merged]) -> None:
@@ -693,6 +729,17 @@ REFUSED = {
     "nothing_to_quarantine": (
         model("{'on_null_key': 'quarantine', 'nullable_key': 'id'}"),
         "on_null_key: quarantine has nothing to set aside",
+    ),
+    "kept_key": (
+        model("{'keep_on_null': 'id'}"),
+        "keep_on_null is for attributes; 'id' is part of unique_key",
+    ),
+    "kept_of_removed": (
+        model(
+            "{'keep_on_null': 'ratio', 'deletes': 'hard', 'is_deleted': 'gone'}",
+            columns=f"{ROW}, true as gone",
+        ),
+        "keep_on_null needs deletes: none or deletes: soft",
     ),
     "ratio_pruned": (
         model("{'prune_by': 'ratio'}", partition_by="'ratio'"),
