@@ -54,6 +54,14 @@ def client_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict
     return found
 
 
+def consumer_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a client that reads: without records of transactions that were given up or are open.
+
+    Kafka's own default would show them. ``isolation.level: read_uncommitted`` among the settings brings it back.
+    """
+    return client_settings(bootstrap_servers, {"isolation.level": "read_committed", **settings})
+
+
 def topic_partitions(
     spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, int]:

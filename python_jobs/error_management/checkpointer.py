@@ -63,6 +63,7 @@ from python_jobs.kafka_topics import (
     source_failure,
     topic_partitions,
 )
+    consumer_settings,
 from python_jobs.stream_progress import listening
 from python_jobs.tables import delta_table, latest_version, read_table, table_exists, table_id
 
@@ -172,7 +173,7 @@ class Merger(BatchFunction):
 
 def read_topic(spark: SparkSession, params: Parameters) -> DataFrame:
     """Return the topic as a stream: payload, topic, partition, offset, timestamp."""
-    settings = client_settings(params.bootstrap_servers, params.consumer)
+    settings = consumer_settings(params.bootstrap_servers, params.consumer)
     reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in settings.items()})

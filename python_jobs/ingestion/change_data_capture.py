@@ -47,7 +47,7 @@ from python_jobs.intervals import parse_time, to_micros
 from python_jobs.job import WrongUse, run_job, utc_now
 from python_jobs.kafka_topics import (
     SOURCE_FAILURES,
-    client_settings,
+    consumer_settings,
     refuse_secrets,
     source_failure,
     topic_partitions,
@@ -196,7 +196,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appe
         NotReady: no broker answers, or a topic isn't there.
         WrongUse: the target is another table, or the checkpoint belongs to another query.
     """
-    settings = client_settings(params.bootstrap_servers, params.consumer)
+    settings = consumer_settings(params.bootstrap_servers, params.consumer)
     partitions = topic_partitions(spark, params.topics, settings)
     is_new = _prepare_target(spark, params)
     contract = {

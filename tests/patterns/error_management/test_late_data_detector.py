@@ -415,6 +415,12 @@ class TestSparkWindows:
         assert [batch["late_rows"] for batch in report["batches"]] == [0, 0, 1, 0, 1, 0, 0, 0]
         assert windows.counts()["02:10"] == 1
 
+    def test_a_run_again_without_new_events_changes_no_count(self, ran: Any) -> None:
+        windows, _ = ran
+        before = windows.counts()
+        assert windows.run(delay="1 hour")["read"] == 0
+        assert windows.counts() == before
+
     def test_the_dropped_rows_match_an_independent_count(self, ran: Any) -> None:
         _, report = ran
         watermark, dropped, ten_minutes = None, 0, dt.timedelta(minutes=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from python_jobs.idempotency.manifests import ListedFile, Manifest
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
 from services.object_store import ObjectStore
 from services.proxy_object_store import Parameters, resolve, run
+from tests.support.snippets import snippets
 
 pytestmark = pytest.mark.s3
+HERE = "tests/patterns/idempotency/test_proxy_object_store.py"
 
 FIRST, SECOND = "2026-01-01T10:15:00", "2026-01-01T11:00:00"
 OLD = "devices/_versions/20260101_101500/a/part.json"
@@ -65,6 +68,28 @@ def test_readers_find_the_newest_version_and_the_way_back(devices: Devices) -> N
     assert devices.run(step="expose", version="20260101_101500")["exposed_version"] == "20260101_101500"
     assert devices.read() == {OLD: "first"}
     assert devices.run(step="expose")["exposed_version"] == "20260101_110000"
+
+
+def test_the_commands_of_the_page(
+    object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    object_store.client.create_bucket(Bucket="archive", ObjectLockEnabledForBucket=True)
+    for name, value in object_store.environment(tmp_path / "credentials").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    part = tmp_path / "out" / "devices" / "part.json"
+    part.parent.mkdir(parents=True)
+    commands, reader = snippets("docs/idempotency.md", f"{HERE}::test_the_commands_of_the_page")
+    load, back = map(shlex.split, commands.splitlines())
+    for started_at, content in (("2024-01-01T10:15:00", "first"), ("2024-01-01T11:00:00", "second")):
+        part.write_text(content)
+        run(parse_parameters(Parameters, [*load[3:], "--started_at", started_at])[0])
+    names: dict[str, Any] = {}
+    exec(reader, names)
+    assert names["contents"] == [b"second"]
+    run(parse_parameters(Parameters, back[3:])[0])
+    exec(reader, names)
+    assert names["contents"] == [b"first"]
 
 
 def test_a_locked_version_can_not_be_deleted(devices: Devices) -> None:

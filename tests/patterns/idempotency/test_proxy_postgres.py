@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
 from services import proxy_postgres
 from services.postgres import Database
 from services.proxy_postgres import Parameters, run
 from tests.support.rows import assert_rows
+from tests.support.snippets import snippets
 
 pytestmark = pytest.mark.postgres
+HERE = "tests/patterns/idempotency/test_proxy_postgres.py"
 
 COLUMNS = (
     "type text not null, full_name text not null, version text not null, primary key (full_name, version)"
@@ -201,6 +204,24 @@ def test_grants_stay_when_a_column_goes(devices: Devices) -> None:
     devices.load(SECOND, [row[:2] for row in FOUR], **narrow)
     assert_rows(devices.query("select full_name from devices"), [(row[1],) for row in FOUR])
     assert devices.query("select has_table_privilege('reader_of_the_test', 'devices', 'select')") == [(True,)]
+
+
+def test_the_commands_of_the_page(devices: Devices) -> None:
+    setup, commands = snippets("docs/idempotency.md", f"{HERE}::test_the_commands_of_the_page")
+    first, back = (parsed(line) for line in commands.replace("\\\n", " ").splitlines())
+    # The fixture has done the set-up of the page, for roles of its own.
+    assert (parsed(setup).step, parsed(setup).target) == ("setup", "devices")
+    devices.load("2024-01-01T10:15:00", FIFTY, columns=first.columns)
+    devices.load("2024-01-01T11:00:00", FOUR, columns=first.columns)
+    run(back, devices.loader.connect)
+    assert_rows(devices.query("select * from devices"), FIFTY)
+
+
+def parsed(command: str) -> Parameters:
+    """Return the parameters of one command line of the page."""
+    program, flag, module, *arguments = shlex.split(command)
+    assert (program, flag, module) == ("python", "-m", "services.proxy_postgres")
+    return parse_parameters(Parameters, arguments)[0]
 
 
 def test_what_is_not_there_or_makes_no_sense(devices: Devices) -> None:

@@ -359,6 +359,23 @@ def letters(spark: SparkSession, tmp_path: Path) -> Table:
     return Table(spark, tmp_path, {"07": SEVEN, "08": EIGHT, "09": NINE})
 
 
+def test_what_compaction_made_between_two_runs_stays_in_the_table(letters: Table) -> None:
+    letters.increments["08"] = [("B", "1", False)]
+    for hour in ("07", "08"):
+        letters.run(hour)
+    table = f"delta.`{letters.target}`"
+    letters.spark.sql(f"optimize {table}").collect()
+    compacted = latest_version(letters.spark, letters.target)
+    files = letters.spark.table(table).inputFiles()
+    assert (compacted, len(files)) == (3, 1), "two files were there"
+    letters.run("09")
+    letters.increments["09"] = []
+    report = letters.run("09")
+    assert (report["base"], report["restored_version"], report["undone"]) == ("restore", compacted, [])
+    assert letters.rows() == [("A", "1"), ("B", "1")]
+    assert letters.spark.table(table).inputFiles() == files
+
+
 def test_another_table_in_its_place_is_refused_and_an_existing_one_adopted(letters: Table) -> None:
     spark = letters.spark
     write_once(spark, spark.createDataFrame([("A", "0", False)], "id string, value string, is_deleted boolean"),

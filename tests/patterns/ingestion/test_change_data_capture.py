@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -120,6 +120,31 @@ def test_a_batch_that_was_committed_is_not_written_again(bronze):
     bronze.broker.produce(bronze.topic, messages("b"))
     assert bronze.load() == 1
     assert bronze.offsets() == [0, 1]
+
+
+def test_records_of_a_transaction_that_was_given_up_never_reach_bronze(bronze):
+    producer = Producer(
+        {"bootstrap.servers": bronze.broker.bootstrap_servers, "transactional.id": bronze.topic}
+    )
+    producer.init_transactions(30)
+
+    def send(value: str) -> None:
+        producer.begin_transaction()
+        producer.produce(bronze.topic, value.encode())
+        producer.flush(30)
+
+    send("committed")
+    producer.commit_transaction(30)
+    send("given up")
+    producer.abort_transaction(30)
+    send("late")  # open
+    assert bronze.load() == 1
+    producer.commit_transaction(30)
+    eventually(lambda: bronze.load() == 1)
+    assert_rows(bronze.rows().selectExpr("cast(payload as string)"), [("committed",), ("late",)])
+    # What Kafka shows by default:
+    others = {name: f"{getattr(bronze, name)}_dirty" for name in ("target", "checkpoint")}
+    assert bronze.load(consumer={"isolation.level": "read_uncommitted"}, **others) == 3
 
 
 def test_latest_begins_at_the_end_and_batches_are_bounded(bronze):

@@ -61,6 +61,7 @@ def loads(spark: SparkSession, make_project: Callable[..., DbtProject]) -> Loads
     loads.load("day 1", "2024-01-01", DAY_1)
     with polled(lambda: spark.table(f"{loads.project.schema}.devices").count()) as loads.seen:
         loads.load("day 2", "2024-01-02", DAY_2)
+    loads.load("day 2 again", "2024-01-02", DAY_2)
     loads.load("backfill", "2023-12-31", DAY_1[:1])
     loads.load("repeated", "2024-01-02", [*DAY_2, DAY_2[0], ("lg", None, "1")], fails=True)
     loads.expose("back", "{model_name: devices, version: 2024-01-01}")
@@ -74,6 +75,11 @@ def test_the_view_shows_the_newest_version(loads: Loads) -> None:
     assert_rows(loads.rows["day 1"], DAY_1)
     assert_rows(loads.rows["day 2"], DAY_2)
     assert loads.tables["day 2"] == {"devices_20240101", "devices_20240102"}
+
+
+def test_the_same_load_again_leaves_the_same_rows_and_tables(loads: Loads) -> None:
+    assert_rows(loads.rows["day 2 again"], DAY_2)
+    assert loads.tables["day 2 again"] == loads.tables["day 2"]
 
 
 def test_readers_of_the_view_see_one_version_or_the_other(loads: Loads) -> None:
