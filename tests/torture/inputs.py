@@ -15,6 +15,7 @@ from tests.torture.writer import DAYS
 VISITS = "visit_id string, event_time timestamp, event_date date, page string, number int"
 APPENDED = "visit_id string, user_id int, event_time timestamp, appended_at timestamp, position bigint"
 USERS = "id int, name string, sequence int, changed_at timestamp, is_deleted boolean"
+DEVICES = 5_000
 Rows = Sequence[tuple[Any, ...]]
 
 
@@ -87,10 +88,14 @@ def lists_of_devices(_: SparkSession, folder: Path) -> None:
 
 
 def csv_of_devices(_: object, folder: Path) -> None:
-    """Land a CSV file a day, with all devices so far: the newest is new, the one before has another name."""
+    """Land a CSV file a day, with all devices so far: the newest is new, the one before has another name.
+
+    A transaction of a few rows would be over before the killer has seen it.
+    """
     (folder / "landing").mkdir()
     for number, day in enumerate(DAYS):
-        lines = [f"phone;{v};{'renamed' if v + 1 == number else 'named'} {v}\n" for v in range(number + 2)]
+        newest = DEVICES + number
+        lines = [f"phone;{v};{'renamed' if v + 1 == newest else 'named'} {v}\n" for v in range(newest + 1)]
         text = "".join(["type;version;full_name\n", *lines])
         (folder / "landing" / f"{day}.csv").write_text(text, encoding="utf-8")
 

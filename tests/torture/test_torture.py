@@ -29,12 +29,10 @@ def test_a_writer_that_is_killed_in_each_state_and_run_again_leaves_what_a_calm_
 
 
 @pytest.mark.postgres
-def test_a_program_of_postgresql_is_killed_in_each_state_of_its_transaction_and_run_beside_another(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_program_of_postgresql_is_killed_and_run_beside_another(tmp_path: Path) -> None:
     writer = WRITERS["transactional_writer (PostgreSQL)"]
     with writer.service(tmp_path):
-        outcome = torture(writer, spark, tmp_path, Plan(kills=3))
+        outcome = torture(writer, None, tmp_path, Plan(kills=3))
     assert outcome.kills.total() == 3
     assert (outcome.pairs, outcome.lost, outcome.doubled) == (1, 0, 0)
 
@@ -54,16 +52,16 @@ def test_a_file_on_its_way_is_told_from_one_that_readers_look_at(tmp_path: Path)
 
 @pytest.mark.parametrize(("keep", "differing"), [(True, 0), (False, 1)], ids=["own file", "last one wins"])
 def test_days_that_build_on_each_other_are_found_by_another_order(
-    spark: SparkSession, tmp_path: Path, keep: bool, differing: int
+    tmp_path: Path, keep: bool, differing: int
 ) -> None:
-    def write(_: SparkSession, folder: Path, day: dt.date) -> None:
+    def write(_: None, folder: Path, day: dt.date) -> None:
         file = folder / "days" / (f"{day}" if keep else "last")
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"{day}", encoding="utf-8")
 
     files = FileStore(lambda path: True, hashes_of_files)
     writer = Writer("days", nothing, in_order(write), ("days",), day=write, pairs=False, store=files)
-    outcome = torture(writer, spark, tmp_path, Plan(kills=0, orders=1))
+    outcome = torture(writer, None, tmp_path, Plan(kills=0, orders=1))
     assert (outcome.orders, outcome.lost, outcome.doubled) == (1, differing, differing)
 
 

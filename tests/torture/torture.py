@@ -88,17 +88,17 @@ class RunFailedError(AssertionError):
 
 
 def tortured(name: str, plan: Plan) -> Outcome:
-    """Torture one writer in a session of this process."""
+    """Torture one writer, in a session of this process if it needs one."""
     writer = WRITERS[name]
     with tempfile.TemporaryDirectory(prefix="torture-") as folder, writer.service(Path(folder)):
-        spark = start_session(Path(folder) / "session")
+        spark = start_session(Path(folder) / "session") if writer.needs_spark else None
         return torture(writer, spark, Path(folder) / "work", plan)
 
 
 class Calm:
     """A writer's input and what an undisturbed run makes of it."""
 
-    def __init__(self, writer: Writer, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, writer: Writer, spark: SparkSession | None, folder: Path) -> None:
         """Prepare the input below ``folder`` and run the writer once."""
         self._writer, self._spark, self._folder = writer, spark, folder
         calm, self._input = self._path("calm"), self._path("input")
@@ -137,7 +137,7 @@ class Calm:
         return self._folder / f"{slug}_{name}".lower()
 
 
-def torture(writer: Writer, spark: SparkSession, folder: Path, plan: Plan) -> Outcome:
+def torture(writer: Writer, spark: SparkSession | None, folder: Path, plan: Plan) -> Outcome:
     """Do all of the plan that applies to the writer.
 
     Raises:
@@ -165,7 +165,7 @@ def torture(writer: Writer, spark: SparkSession, folder: Path, plan: Plan) -> Ou
 
 
 def _kill_in_chains(
-    writer: Writer, spark: SparkSession, calm: Calm, outcome: Outcome, kills: int, draw: random.Random
+    writer: Writer, spark: SparkSession | None, calm: Calm, outcome: Outcome, kills: int, draw: random.Random
 ) -> None:
     """Kill the writer at least ``kills`` times, each state as often as the other."""
     written = [table for table, count in calm.commits.items() if count]
