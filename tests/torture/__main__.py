@@ -61,15 +61,14 @@ def main(
         sys.exit(f"there is no writer {', '.join(unknown)}; there are {', '.join(WRITERS)}")
     outcomes: dict[str, Outcome] = {}
 
-    def done(name: str, what: str, result: Callable[[], Outcome]) -> bool:
+    def done(name: str, result: Callable[[], Outcome]) -> bool:
         """Tell what came of a writer, return whether it is as it should be. One that fails doesn't end the others."""
         try:
             outcome = outcomes[name] = result()
-            failure = f"{outcome.lost} rows lost, {outcome.doubled} doubled"
-            is_sound = outcome.is_sound
+            sentence, is_sound = f"{outcome}", outcome.is_sound
         except Exception as error:
-            failure, is_sound = f"failed: {error}", False
-        print(f"{time.monotonic() - started:6.0f} s  {name}, {what}: {failure}", file=sys.stderr, flush=True)
+            sentence, is_sound = f"{name} failed: {error}", False
+        print(f"{time.monotonic() - started:6.0f} s  {sentence}", file=sys.stderr, flush=True)
         return is_sound
 
     plan = Plan(kills, pairs, orders, seed)
@@ -77,7 +76,7 @@ def main(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, max_tasks_per_child=1) as pool:
         futures = {pool.submit(tortured, name, plan): name for name in names}
-        sound = [done(futures[future], "killed", future.result) for future in as_completed(futures)]
+        sound = [done(futures[future], future.result) for future in as_completed(futures)]
     on_cluster = [name for name in names if executors and WRITERS[name].on_cluster]
     if on_cluster:
         with (
@@ -92,7 +91,7 @@ def main(
                 lose_executors(WRITERS[name], spark, folder / "work", master, folder, outcome, executors)
                 return outcome
 
-            sound += [done(name, "executors lost", partial(lose, name)) for name in on_cluster]
+            sound += [done(name, partial(lose, name)) for name in on_cluster]
     rows = [row(outcomes[name]) for name in WRITERS if name in outcomes]
     print(tabulate(rows, HEADERS, tablefmt="github"))
     sys.exit(not all(sound))

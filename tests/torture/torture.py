@@ -71,6 +71,15 @@ class Outcome:
     doubled: int = 0
     """Rows that only the disturbed one has, or has more often."""
 
+    def __str__(self) -> str:
+        """What a person reads while the others go on."""
+        kills = ", ".join(f"{state.value} {self.kills[state]}" for state in TableState)
+        refused = "".join(f", {count} refused by {kind}" for kind, count in self.refusals.items())
+        return (
+            f"{self.writer}: kills ({kills}); two at once {self.pairs}{refused}; orders {self.orders}; "
+            f"executors lost {self.executors}; rows lost {self.lost}, doubled {self.doubled}"
+        )
+
     @property
     def is_sound(self) -> bool:
         """Whether no row is lost or doubled and, if it was killed at all, every state was hit."""
