@@ -43,6 +43,10 @@ class ProcessEndedError(StateNotReachedError):
         super().__init__(message)
         self.exit_code = exit_code
 
+    def __reduce__(self) -> tuple[type["ProcessEndedError"], tuple[str, int]]:
+        """From one process to another: an exception's own way gives the message alone."""
+        return type(self), (str(self), self.exit_code)
+
 
 @dataclass(frozen=True)
 class TableFiles:

@@ -1,11 +1,12 @@
 """The killer hits a real Delta writer at each of the three states, and says so when it can't."""
 
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.killer import StateNotReachedError, TableFiles, TableState, run_and_kill
+from tests.support.killer import ProcessEndedError, StateNotReachedError, TableFiles, TableState, run_and_kill
 
 APPEND_ROWS = [sys.executable, str(Path(__file__).with_name("append_rows.py"))]
 
@@ -31,9 +32,11 @@ def test_a_delta_append_is_killed_at_each_state(tmp_path: Path) -> None:
 
 def test_a_process_that_ends_too_early_is_an_error_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(
-        StateNotReachedError, match=r"(?s)exit code 1 before .*'log entry written'.*no such job"
-    ):
+        ProcessEndedError, match=r"(?s)exit code 1 before .*'log entry written'.*no such job"
+    ) as ended:
         run_and_kill(["sh", "-c", "echo no such job; exit 1"], tmp_path / "t", TableState.LOG_WRITTEN)
+    from_another_process = pickle.loads(pickle.dumps(ended.value))
+    assert (str(from_another_process), from_another_process.exit_code) == (str(ended.value), 1)
 
 
 def test_a_process_that_never_writes_is_killed_with_its_children(tmp_path: Path) -> None:
