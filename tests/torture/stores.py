@@ -166,10 +166,13 @@ class _Transactions:
     """The first that counts; those below 3 are PostgreSQL's own."""
 
     def files(self) -> TableFiles:
+        # A snapshot ends behind the last transaction that is over: those under way are the backends'.
         states = self.connection.execute(
             "select number::text, pg_xact_status(number::text::xid8) = 'committed' "
-            "from generate_series(%s::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1) number",
-            [self.since],
+            "from generate_series(%s::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1) number "
+            "union all select backend_xid::text, false from pg_stat_activity "
+            "where backend_xid is not null and datname = %s",
+            [self.since, self.database],
         ).fetchall()
         return TableFiles(
             data=frozenset(number for number, committed in states if not committed),
