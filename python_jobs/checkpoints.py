@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 from pyspark.sql import SparkSession
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.job import WrongUse
 
 FORMAT_VERSION = 1
@@ -32,16 +32,9 @@ def claim(spark: SparkSession, checkpoint: str, contract: Mapping[str, str]) -> 
     Raises:
         WrongUse: the checkpoint holds the progress of another query.
     """
-    jvm: Any = spark._jvm
-    folder = jvm.org.apache.hadoop.fs.Path(checkpoint)
-    path = jvm.org.apache.hadoop.fs.Path(folder, _FILE)
-    file_system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
-    if file_system.exists(path):
-        stream = file_system.open(path)
-        try:
-            owner = json.loads(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+    folder = HadoopFolder(spark, checkpoint)
+    if claimed := folder.read_text(_FILE):
+        owner = json.loads(claimed)
         different = [f"another {role}" for role in contract if owner.get(role) != contract[role]]
         if different:
             raise WrongUse(
@@ -49,26 +42,20 @@ def claim(spark: SparkSession, checkpoint: str, contract: Mapping[str, str]) -> 
                 "give this query a checkpoint of its own"
             )
         return str(owner["writer_id"])
-    if file_system.exists(jvm.org.apache.hadoop.fs.Path(folder, "metadata")):
+    if folder.exists("metadata"):
         raise WrongUse(
             f"the checkpoint '{checkpoint}' belongs to a query of another job; "
             "give this one a checkpoint of its own"
         )
     owner = {"format_version": FORMAT_VERSION, "writer_id": str(uuid.uuid4()), **contract}
     # Written aside and renamed, so that a killed run leaves no half-written contract.
-    aside = jvm.org.apache.hadoop.fs.Path(folder, f".{_FILE}.{owner['writer_id']}")
-    stream = file_system.create(aside, True)
-    try:
-        stream.write(bytearray(json.dumps(owner), "utf-8"))
-    finally:
-        stream.close()
-    if not file_system.rename(aside, path):
+    aside = f".{_FILE}.{owner['writer_id']}"
+    folder.write_text(aside, json.dumps(owner))
+    if not folder.file_system.rename(folder.path(aside), folder.path(_FILE)):
         raise WrongUse(f"the checkpoint '{checkpoint}' was claimed by another run at this moment; run again")
     return str(owner["writer_id"])
 
 
 def has_progress(spark: SparkSession, checkpoint: str) -> bool:
     """Return whether a query has begun a batch under ``checkpoint``."""
-    jvm: Any = spark._jvm
-    folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
-    return bool(folder.getFileSystem(spark._jsc.hadoopConfiguration()).exists(folder))
+    return HadoopFolder(spark, checkpoint).exists("offsets")

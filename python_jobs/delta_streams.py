@@ -1,4 +1,4 @@
-"""Streams over a Delta table that only grows, written batch by batch into Delta tables.
+"""Streams, mostly over a Delta table that only grows, written batch by batch into Delta tables.
 
 A stream's function appends with ``txnAppId`` (see :mod:`.checkpoints`) and the batch's number, so that a
 batch that Spark runs again adds nothing to a table that already has it.
@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, NotReady, WrongUse, utc_now
+from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least, utc_now
 from python_jobs.tables import absolute, delta_table, is_path, read_table, table_exists
 
 OutputMode = Literal["append", "update"]
@@ -57,24 +57,13 @@ class StreamParameters:
     def __post_init__(self) -> None:
         if self.trigger is not None:
             parse_duration(self.trigger)
-        require_positive(max_files_per_trigger=self.max_files_per_trigger)
+        require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
         if self.now is not None:
             parse_time(self.now)
 
     def processing_time(self) -> dt.datetime:
         """Return ``now``, or the clock's time."""
         return utc_now() if self.now is None else parse_time(self.now)
-
-
-def require_positive(**numbers: int | None) -> None:
-    """Refuse numbers below 1, by name; None is none.
-
-    Raises:
-        WrongUse: one is below 1.
-    """
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise WrongUse(f"{name} is {value}; it must be at least 1")
 
 
 class BatchFunction(ABC):
@@ -106,19 +95,33 @@ def start_stream(
     transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
     output_mode: OutputMode = "append",
 ) -> StreamingQuery:
-    """Start ``function`` on a Delta table: on what is there (``trigger`` None), or for ever at that pace.
+    """Start ``function`` on a Delta table, as :func:`start_query` does.
 
     ``options`` are further options of Delta's reader. ``transform`` is what the stream itself does before its batches
-    reach ``function``: watermarks and other work with state. ``output_mode`` is when it passes on a result that may
-    still change: ``append`` once it can't any more, ``update`` at each change.
+    reach ``function``: watermarks and other work with state.
     """
-    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     reader = spark.readStream.format("delta").options(**options or {})
     if max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
     stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
-    sink = transform(stream).writeStream.outputMode(output_mode).foreachBatch(function)
+    return start_query(transform(stream), function, checkpoint, trigger, output_mode)
+
+
+def start_query(
+    stream: DataFrame,
+    function: BatchFunction,
+    checkpoint: str,
+    trigger: str | None = None,
+    output_mode: OutputMode = "append",
+) -> StreamingQuery:
+    """Start ``function`` on a stream: on what is there (``trigger`` None), or for ever at that pace.
+
+    ``output_mode`` is when the stream passes on a result that may still change: ``append`` once it can't any more,
+    ``update`` at each change.
+    """
+    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    sink = stream.writeStream.outputMode(output_mode).foreachBatch(function)
     sink = sink.option("checkpointLocation", checkpoint)
     if trigger is None:
         return sink.trigger(availableNow=True).start()

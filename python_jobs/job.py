@@ -16,7 +16,8 @@ import datetime as dt
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -95,6 +96,17 @@ def _construct(
     return parameters_class(**instantiated.as_dict())
 
 
+def require_at_least(least: int, **numbers: float | None) -> None:
+    """Refuse parameters below a least value, by name; None is no value.
+
+    Raises:
+        WrongUse: one is below it.
+    """
+    for name, value in numbers.items():
+        if value is not None and value < least:
+            raise WrongUse(f"{name} must be {least} or more, got {value:g}")
+
+
 def run_job(
     parameters_class: type[Parameters],
     run: Callable[[SparkSession, Parameters], Report],
@@ -169,6 +181,24 @@ def unreadable_file(failure: Exception) -> str | None:
     """Return which file could not be read and why, or None if that is not what failed."""
     named = re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", str(failure))
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
+
+
+@contextmanager
+def unreadable_files_refused(consequence: str) -> Iterator[None]:
+    """Say which file can't be read, and what became of the run; any other failure keeps its trace.
+
+    Raises:
+        DataRefused: a record doesn't fit the schema.
+        JobFailed: the file itself can't be read.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        unreadable = unreadable_file(failure)
+        if unreadable is None:
+            raise
+        kind = DataRefused if "MALFORMED" in str(failure) or "CSV" in str(failure) else JobFailed
+        raise kind(f"{unreadable}; {consequence}") from failure
 
 
 def root_cause(failure: Exception) -> str:

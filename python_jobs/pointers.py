@@ -21,8 +21,8 @@ from typing import Any
 import filelock
 from pyspark.sql import SparkSession
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.job import JobFailed, WrongUse
-from python_jobs.tables import absolute
 
 _VERSION = re.compile(r"[A-Za-z0-9][\w.=-]*")
 # Where replacing one object is atomic. On HDFS it isn't: a reader could find an empty pointer.
@@ -46,22 +46,18 @@ class PointedDataset:
     """A dataset's folder, local or in an object store."""
 
     def __init__(self, spark: SparkSession, dataset: str) -> None:
-        assert spark._jvm is not None
         self.dataset = dataset
-        self._path_class: Any = spark._jvm.org.apache.hadoop.fs.Path
-        self._io: Any = spark._jvm.org.apache.commons.io.IOUtils
-        self._root: Any = self._path_class(absolute(dataset))
-        self._file_system: Any = self._root.getFileSystem(spark._jsc.hadoopConfiguration())
-        scheme = self._file_system.getUri().getScheme()
+        self._folder = HadoopFolder(spark, dataset)
+        scheme = self._folder.scheme
         if scheme != "file" and scheme not in _OBJECT_STORES:
             raise WrongUse(
                 f"a pointer on {scheme}: can't be replaced atomically; use a local folder or an object store"
             )
-        self._local = Path(self._root.toUri().getPath()) if scheme == "file" else None
+        self._local = Path(self._folder.root.toUri().getPath()) if scheme == "file" else None
 
     def folder(self, version: str) -> str:
         """Return the folder of a version."""
-        return str(self._path(f"_versions/{version}"))
+        return str(self._folder.path(f"_versions/{version}"))
 
     def current(self) -> str | None:
         """Return the version that the pointer names; None without a pointer."""
@@ -89,22 +85,12 @@ class PointedDataset:
 
     def read_text(self, path: str) -> str | None:
         """Return the content of a small file of the dataset; None if it is absent."""
-        if not self._file_system.exists(self._path(path)):
-            return None
-        stream = self._file_system.open(self._path(path))
-        try:
-            return str(self._io.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+        return self._folder.read_text(path)
 
     def write_text(self, path: str, text: str) -> None:
         """Write a small file of the dataset; a reader finds the old content or the new, never a part."""
         if self._local is None:
-            stream = self._file_system.create(self._path(path), True)
-            try:
-                stream.write(bytearray(text, "utf-8"))
-            finally:
-                stream.close()
+            self._folder.write_text(path, text)
         else:
             target = self._local / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,30 +100,23 @@ class PointedDataset:
 
     def versions(self) -> list[str]:
         """Return the names of all version folders, in order."""
-        folder = self._path("_versions")
-        if not self._file_system.exists(folder):
-            return []
-        return sorted(status.getPath().getName() for status in self._file_system.listStatus(folder))
+        return self._folder.names("_versions")
 
     def files(self, version: str) -> list[RawFile]:
         """Return a version's data files, in order; hidden ones (``_SUCCESS``, ``.crc``) are none."""
-        folder = self._path(f"_versions/{version}")
-        return sorted(self._walk(folder, "")) if self._file_system.exists(folder) else []
+        return sorted(self._walk(f"_versions/{version}", ""))
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder of the dataset."""
-        self._file_system.delete(self._path(path), True)
+        self._folder.delete(path)
 
-    def _path(self, relative: str) -> Any:
-        return self._path_class(self._root, relative)
-
-    def _walk(self, folder: Any, prefix: str) -> Iterator[RawFile]:
-        for status in self._file_system.listStatus(folder):
+    def _walk(self, folder: str, prefix: str) -> Iterator[RawFile]:
+        for status in self._folder.statuses(folder):
             name = status.getPath().getName()
             if name.startswith((".", "_")):
                 continue
             if status.isDirectory():
-                yield from self._walk(status.getPath(), f"{prefix}{name}/")
+                yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")
             else:
                 yield RawFile(prefix + name, status.getLen(), status.getModificationTime())
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.job import WrongUse
+from python_jobs.job import DataRefused, WrongUse
 
 
 def query_text(query: str) -> str:
@@ -29,12 +29,27 @@ def user_query(spark: SparkSession, text: str, **values: Any) -> DataFrame:
     """Return the rows of a user's SQL, with a DataFrame or a literal for each ``{name}`` in it.
 
     Raises:
-        WrongUse: it can't be analyzed.
+        WrongUse: it can't be analyzed, or has another name in braces.
     """
     try:
         return spark.sql(text, **values)
-    except (AnalysisException, ParseException, KeyError, ValueError) as failure:
+    except (KeyError, IndexError, ValueError):
+        names = " and ".join(f"{{{name}}}" for name in values)
+        raise WrongUse(f"the query can't be used: it may have {names} in braces and nothing else") from None
+    except (AnalysisException, ParseException) as failure:
         raise WrongUse(f"the query can't be used ({first_line(failure)})") from None
+
+
+def require_rows(rows: DataFrame, min_rows: int, table: str) -> None:
+    """Refuse fewer than ``min_rows`` rows for a table; asking costs an action that reads as many, 0 asks nothing.
+
+    Raises:
+        DataRefused: there are fewer.
+    """
+    if min_rows and (found := rows.limit(min_rows).count()) < min_rows:
+        raise DataRefused(
+            f"{found} rows for {table}, allowed are {min_rows} or more (min_rows); it stays as it is"
+        )
 
 
 def first_line(failure: Exception) -> str:

@@ -185,7 +185,7 @@ def write_once(
     """Append ``rows`` to a table, or replace rows of it, in one Delta commit.
 
     ``replace_where`` replaces what matches it, ``replace_all`` the rows and the schema of the whole table.
-    ``note`` is kept with the commit: ``json.loads(commit["userMetadata"])``.
+    ``note`` is kept with the commit: :func:`commit_note` reads it.
 
     An absent table is made first, with ``partition_columns`` and ``properties``. ``transaction`` is the
     ``txnAppId`` and ``txnVersion`` of the commit; Delta skips the write, silently, if that number is taken.
@@ -216,6 +216,15 @@ def find_commit(spark: SparkSession, table: str, user_metadata: str) -> dict[str
     """Return one of the table's newest commits, as :func:`latest_commit` does, by its user metadata."""
     history = delta_table(spark, table).history(20).collect()
     return next((row.asDict(recursive=True) for row in history if row.userMetadata == user_metadata), None)
+
+
+def commit_note(user_metadata: str | None) -> dict[str, Any]:
+    """Return the JSON object that a commit carries as ``userMetadata``; of another program's text, nothing."""
+    try:
+        note = json.loads(user_metadata or "{}")
+    except ValueError:
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def _create(

@@ -41,7 +41,7 @@ from tenacity.nap import sleep_using_event
 from waitress.server import create_server
 
 from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
-from python_jobs.job import JobFailed, NotReady, WrongUse, run_program, utc_now
+from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least, run_program, utc_now
 from python_jobs.yaml_files import read_yaml
 from services.airflow import Airflow, TriggerFailed
 from services.events import PLACEHOLDERS, Event, Filter, read_envelope
@@ -83,8 +83,7 @@ class Workload:
     def __post_init__(self) -> None:
         if (self.command is None) == (self.airflow is None):
             raise WrongUse(f"workload {self.name} needs either command or airflow")
-        if self.max_active_runs < 1 or self.attempts < 1:
-            raise WrongUse(f"max_active_runs and attempts of workload {self.name} must be at least 1")
+        require_at_least(1, max_active_runs=self.max_active_runs, attempts=self.attempts)
         for literal, name in _pieces(self.command or []):
             if name not in {"", *PLACEHOLDERS, *_OF_THE_RUN}:
                 raise WrongUse(

@@ -39,7 +39,7 @@ from python_jobs.idempotency.manifests import (
     version_of,
 )
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program, utc_now
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_program, utc_now
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class Parameters:
     """Start of the run (ISO 8601), which names the version and begins its retention; by default the clock's."""
 
     def __post_init__(self) -> None:
-        if self.retain_days < 1:
-            raise WrongUse(f"retain_days must be 1 or more, got {self.retain_days}")
+        require_at_least(1, retain_days=self.retain_days)
         if not self.dataset.strip("/") or self.dataset != self.dataset.strip("/"):
             raise WrongUse(f"dataset is a prefix such as archive/devices, got '{self.dataset}'")
         if (self.source is None) != (self.step == "expose"):

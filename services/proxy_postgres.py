@@ -31,7 +31,7 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.idempotency.manifests import newest_or, require_version, taken, version_of
-from python_jobs.job import DataRefused, JobFailed, WrongUse, run_program
+from python_jobs.job import DataRefused, JobFailed, WrongUse, require_at_least, run_program
 from python_jobs.postgres_clients import reaching_postgres, require_table_name, table_name
 from services.postgres_csv import create_from_csv
 from services.postgres_relations import Connection, connect_by_environment, execute, replace_view
@@ -66,8 +66,7 @@ class Parameters:
 
     def __post_init__(self) -> None:
         require_table_name(self.target)
-        if self.min_rows < 0:
-            raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
+        require_at_least(0, min_rows=self.min_rows)
         require_version(self.version, self.step)
         if {self.custodian is not None, self.loader is not None} != {self.step == "setup"}:
             raise WrongUse("custodian and loader belong to step setup, which needs both")

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.job import JobFailed, WrongUse
 
 LINES_PER_FILE = 100_000
@@ -33,17 +34,10 @@ class LandingFolder:
     """The output folder, on whatever file system its path or URI names."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        jvm: Any = spark._jvm
-        self._new_path = jvm.org.apache.hadoop.fs.Path
-        self._root = self._new_path(path)
-        self._files = self._root.getFileSystem(spark._jsc.hadoopConfiguration())
-        if self._files.getScheme() == "file":
-            # Without Hadoop's checksum files: Spark refuses a file that was edited beside them.
-            self._files = self._files.getRawFileSystem()
+        # Raw: Spark refuses a file that was edited beside Hadoop's checksums of it.
+        self._folder = HadoopFolder(spark, path, raw=True)
+        self._files = self._folder.file_system
         self.path = path
-
-    def _child(self, name: str) -> Any:
-        return self._new_path(self._root, name)
 
     def prepare(self, feeds: Sequence[str], overwrite: bool) -> None:
         """Make the folder; an earlier run is removed if it may be, the truth first.
@@ -52,16 +46,16 @@ class LandingFolder:
             WrongUse: the folder is not empty and ``overwrite`` is not set, or the path is a file.
             JobFailed: the folder can't be made.
         """
-        if self._files.exists(self._root):
-            if not self._files.getFileStatus(self._root).isDirectory():
+        if self._folder.exists():
+            if not self._files.getFileStatus(self._folder.root).isDirectory():
                 raise WrongUse(f"--output '{self.path}' is a file, but must be a folder")
-            if len(self._files.listStatus(self._root)) and not overwrite:
+            if self._folder.names() and not overwrite:
                 raise WrongUse(
                     f"--output '{self.path}' is not empty; pass --overwrite true to replace its feeds"
                 )
             for name in (TRUTH, STAGING, *feeds):
-                self._files.delete(self._child(name), True)
-        elif not self._files.mkdirs(self._root):
+                self._folder.delete(name)
+        elif not self._files.mkdirs(self._folder.root):
             raise JobFailed(f"--output '{self.path}' can't be made")
 
     def write_feed(
@@ -72,7 +66,7 @@ class LandingFolder:
         ``partition`` is the number of the folder. All lines of a file go to one task, which sorts them by
         ``order`` (unique within a file), so that the bytes don't depend on how the work is split.
         """
-        staging = self._child(f"{STAGING}/{feed}")
+        staging = self._folder.path(f"{STAGING}/{feed}")
         slot = F.col("partition").cast("bigint") * MOST_FILES_PER_FOLDER + F.col("file")
         (
             lines.withColumn("slot", slot)
@@ -86,7 +80,7 @@ class LandingFolder:
         for path in slots:
             partition, file = divmod(int(path.getName().removeprefix("slot=")), MOST_FILES_PER_FOLDER)
             (part,) = (child for child in self._list(path) if child.getName().startswith("part-"))
-            target = self._child(f"{feed}/{folders[partition]}/{feed}-{file:05d}.json")
+            target = self._folder.path(f"{feed}/{folders[partition]}/{feed}-{file:05d}.json")
             self._files.mkdirs(target.getParent())
             if not self._files.rename(part, target):
                 raise JobFailed(f"'{target}' can't be written")
@@ -97,10 +91,7 @@ class LandingFolder:
 
     def finish(self, truth: Mapping[str, Any]) -> None:
         """Remove the staging folder and write truth.json in one step, as the very last."""
-        self._files.delete(self._child(STAGING), True)
+        self._folder.delete(STAGING)
         text = json.dumps(truth, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-        aside = self._child(f"_{TRUTH}")
-        stream = self._files.create(aside, True)
-        stream.write(bytearray(text, "utf-8"))
-        stream.close()
-        self._files.rename(aside, self._child(TRUTH))
+        self._folder.write_text(aside := f"_{TRUTH}", text)
+        self._files.rename(self._folder.path(aside), self._folder.path(TRUTH))

@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 from dataclasses import dataclass
 
-from python_jobs.job import WrongUse
+from python_jobs.job import WrongUse, require_at_least
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,7 @@ class Parameters:
     """Replace the feeds and truth.json of an earlier run; anything else in the folder stays."""
 
     def __post_init__(self) -> None:
-        for name in ("visits", "users", "days"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise WrongUse(f"--{name} is {value}, but must be at least 1")
+        require_at_least(1, visits=self.visits, users=self.users, days=self.days)
         for name in (option.name for option in dataclasses.fields(self) if option.name.endswith("_share")):
             if not 0 <= getattr(self, name) <= 1:
                 raise WrongUse(f"--{name} is {getattr(self, name)}, but must be between 0 and 1")

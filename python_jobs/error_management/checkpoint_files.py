@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.job import DataRefused, WrongUse
-from python_jobs.tables import absolute
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 STATE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -187,19 +187,22 @@ def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
     Raises:
         DataRefused: the newest offsets file can't be read.
     """
-    folder = _Folder(spark, checkpoint)
+    folder = HadoopFolder(spark, checkpoint)
 
     def offsets(batches: Sequence[int]) -> Offsets | None:
         if not batches:
             return None
         return parse_offsets(batches[-1], folder.read(f"offsets/{batches[-1]}").decode())
 
-    begun, committed = folder.numbers("offsets"), folder.numbers("commits")
-    operators = (_operator(folder, number) for number in folder.numbers("state"))
+    def numbers(name: str) -> list[int]:
+        return sorted(int(found) for found in folder.names(name) if found.isdigit())
+
+    begun, committed = numbers("offsets"), numbers("commits")
+    operators = (_operator(folder, number) for number in numbers("state"))
     return Checkpoint(offsets(begun), offsets(committed), tuple(operators))
 
 
-def _operator(folder: _Folder, number: int) -> StateOperator:
+def _operator(folder: HadoopFolder, number: int) -> StateOperator:
     text = folder.read(f"state/{number}/_metadata/metadata").decode()
     kind = json.loads(text.split("\n", 1)[1])["operatorInfo"]["operatorName"]
     schema = f"state/{number}/0/_metadata/schema"
@@ -221,37 +224,6 @@ def _key_schema(content: bytes) -> StructType | None:
         text += content[position + 2 : position + 2 + size]
         position += 2 + size
     return StructType.fromJson(json.loads(text))
-
-
-class _Folder:
-    """A folder of any Hadoop file system, read only."""
-
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        assert spark._jvm is not None
-        self._path_class: Any = spark._jvm.org.apache.hadoop.fs.Path
-        self._io: Any = spark._jvm.org.apache.commons.io.IOUtils
-        self._root: Any = self._path_class(absolute(path))
-        self._file_system: Any = self._root.getFileSystem(spark._jsc.hadoopConfiguration())
-
-    def exists(self, name: str) -> bool:
-        return bool(self._file_system.exists(self._path(name)))
-
-    def numbers(self, name: str) -> list[int]:
-        """Return the files or folders under ``name`` that are named by a number, in order."""
-        if not self.exists(name):
-            return []
-        names = [status.getPath().getName() for status in self._file_system.listStatus(self._path(name))]
-        return sorted(int(found) for found in names if found.isdigit())
-
-    def read(self, name: str) -> bytes:
-        stream = self._file_system.open(self._path(name))
-        try:
-            return bytes(self._io.toByteArray(stream))
-        finally:
-            stream.close()
-
-    def _path(self, name: str) -> Any:
-        return self._path_class(self._root, name)
 
 
 # --- before an upgrade ------------------------------------------------------------------------------------

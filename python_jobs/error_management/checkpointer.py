@@ -31,7 +31,6 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -44,7 +43,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
-from python_jobs.delta_streams import BatchFunction, await_end, create_table, parse_duration
+from python_jobs.delta_streams import (
+    BatchFunction,
+    await_end,
+    create_table,
+    parse_duration,
+    start_query,
+)
 from python_jobs.error_management.checkpoint_files import (
     Change,
     changes,
@@ -54,16 +59,16 @@ from python_jobs.error_management.checkpoint_files import (
     refuse_changes,
     require_durable,
 )
-from python_jobs.job import NotReady, WrongUse, run_job
+from python_jobs.job import NotReady, WrongUse, require_at_least, run_job
 from python_jobs.kafka_topics import (
     SOURCE_FAILURES,
     client_settings,
+    consumer_settings,
     offset_ranges,
     refuse_secrets,
     source_failure,
     topic_partitions,
 )
-    consumer_settings,
 from python_jobs.stream_progress import listening
 from python_jobs.tables import delta_table, latest_version, read_table, table_exists, table_id
 
@@ -122,8 +127,7 @@ class Parameters:
             )
         if not 0.01 <= self.max_deviation <= 0.4:
             raise WrongUse(f"max_deviation must be between 0.01 and 0.4, got {self.max_deviation}")
-        if self.max_records_per_trigger is not None and self.max_records_per_trigger < 1:
-            raise WrongUse(f"max_records_per_trigger must be at least 1, got {self.max_records_per_trigger}")
+        require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
         refuse_secrets(self.consumer)
 
     @property
@@ -240,14 +244,8 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merg
         )
     _claim(spark, params)
     merger = Merger(spark, params)
-    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     counts = windowed_counts(read_topic(spark, params), params)
-    sink = counts.writeStream.outputMode("update").foreachBatch(merger)
-    sink = sink.option("checkpointLocation", params.checkpoint)
-    if params.trigger is None:
-        return sink.trigger(availableNow=True).start(), merger
-    return sink.trigger(processingTime=params.trigger).start(), merger
+    return start_query(counts, merger, params.checkpoint, params.trigger, output_mode="update"), merger
 
 
 def _claim(spark: SparkSession, params: Parameters) -> None:

@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 import filelock
 
 from python_jobs.error_management.retryable import Failure, classify
-from python_jobs.job import JobFailed, NotReady, WrongUse
+from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least
 
 Result = TypeVar("Result")
 
@@ -70,8 +70,7 @@ class BreakerPolicy:
     """Time without calls before a probe; also how long a probe may be unanswered before there is another one."""
 
     def __post_init__(self) -> None:
-        if self.failures_in_a_row < 1 or self.minimum_calls < 1:
-            raise WrongUse("failures_in_a_row and minimum_calls must be at least 1")
+        require_at_least(1, failures_in_a_row=self.failures_in_a_row, minimum_calls=self.minimum_calls)
         if not 0 < self.failure_rate <= 1:
             raise WrongUse(f"failure_rate is {self.failure_rate}; it is a share above 0 and up to 1")
         if self.window_seconds <= 0 or self.open_seconds <= 0:

@@ -59,15 +59,14 @@ from python_jobs.delta_streams import (
     empty_source,
     evaluated_once,
     nullable,
-    require_positive,
     start_stream,
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
 from python_jobs.error_management.retryable import Retrier, RetryPolicy
-from python_jobs.job import DataRefused, WrongUse, root_cause, run_job
+from python_jobs.job import DataRefused, WrongUse, require_at_least, root_cause, run_job
 from python_jobs.pointers import PointedDataset
-from python_jobs.tables import delta_table, latest_version, table_id
+from python_jobs.tables import commit_note, delta_table, latest_version, table_id
 
 PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
 POISON_PILL = "POISON_PILL"
@@ -156,7 +155,8 @@ class Parameters(DeadLetterStream):
             raise WrongUse("source, target and dead_letter must be three tables")
         if self.max_bad_share is not None and not 0 <= self.max_bad_share <= 1:
             raise WrongUse(f"max_bad_share is {self.max_bad_share}; it is a share between 0 and 1")
-        require_positive(
+        require_at_least(
+            1,
             min_records=self.min_records,
             sink_attempts=self.sink_attempts,
             poison_attempts=self.poison_attempts,
@@ -238,7 +238,7 @@ def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | Non
 def accounting(spark: SparkSession, target: str) -> list[dict[str, Any]]:
     """Return the account of every batch that the target's history knows, oldest first."""
     commits = delta_table(spark, target).history().orderBy("version").collect()
-    accounts = (json.loads(commit["userMetadata"]) for commit in commits if commit["userMetadata"])
+    accounts = (commit_note(commit["userMetadata"]) for commit in commits)
     return [account for account in accounts if "batch_id" in account]
 
 

@@ -44,7 +44,7 @@ from python_jobs.error_management.dead_letter import (
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.intervals import parse_time
-from python_jobs.job import WrongUse, run_job, utc_now
+from python_jobs.job import WrongUse, require_at_least, run_job, utc_now
 from python_jobs.tables import delta_table, latest_version
 
 _LETTER = "__letter"
@@ -84,8 +84,7 @@ class Parameters:
     def __post_init__(self) -> None:
         if self.target == self.dead_letter:
             raise WrongUse("target and dead_letter must be two tables")
-        if self.max_attempts < 1:
-            raise WrongUse(f"max_attempts is {self.max_attempts}; it must be at least 1")
+        require_at_least(1, max_attempts=self.max_attempts)
         if self.now is not None:
             parse_time(self.now)
 

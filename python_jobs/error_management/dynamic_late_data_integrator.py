@@ -44,7 +44,7 @@ from python_jobs.error_management.late_dates import LatePlan, days_before, late_
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
 from python_jobs.error_management.late_state import DateState, State, StateTable
 from python_jobs.intervals import parse_time
-from python_jobs.job import NotReady, WrongUse, run_job, utc_now
+from python_jobs.job import NotReady, WrongUse, require_at_least, run_job, utc_now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,12 @@ class Parameters(DateQuery):
                 parse_date(date)
         except ValueError as wrong:
             raise WrongUse(str(wrong)) from None
-        for name in ("max_lookback_days", "max_partitions", "claim_minutes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise WrongUse(f"{name} is {value}; it must be 1 or more")
+        require_at_least(
+            1,
+            max_lookback_days=self.max_lookback_days,
+            max_partitions=self.max_partitions,
+            claim_minutes=self.claim_minutes,
+        )
         if self.action in ("process", "release") and self.run_id is None:
             raise WrongUse(f"action {self.action} needs the run_id that has claimed the dates")
         if bool(self.dates) != (self.action == "process"):

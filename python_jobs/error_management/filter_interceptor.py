@@ -45,7 +45,7 @@ from python_jobs.delta_streams import (
     start_stream,
 )
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_job, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, require_at_least, run_job, utc_now
 from python_jobs.tables import absolute, is_path, read_table, table_exists, table_id, transaction_version
 from python_jobs.yaml_files import read_yaml
 
@@ -328,8 +328,7 @@ class Parameters:
             raise WrongUse("source, target and statistics must be three tables")
         if self.max_rise is not None and not 0 <= self.max_rise <= 1:
             raise WrongUse(f"max_rise is {self.max_rise}; it is a share between 0 and 1")
-        if self.baseline_runs < 1:
-            raise WrongUse(f"baseline_runs is {self.baseline_runs}; it must be at least 1")
+        require_at_least(1, baseline_runs=self.baseline_runs)
         if self.checkpoint is not None and (self.max_rise is not None or self.run_id is not None):
             raise WrongUse("max_rise and run_id belong to a batch, checkpoint to a stream")
         if self.checkpoint is None and self.trigger is not None:

@@ -42,7 +42,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.ingestion.change_data_capture import bronze_rows
 from python_jobs.intervals import from_micros, parse_time, to_micros
-from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job, utc_now
 from python_jobs.kafka_clients import (
     client_settings,
     committed_offsets,
@@ -90,8 +90,7 @@ class Subscription:
 
     def __post_init__(self) -> None:
         refuse_secrets(self.settings)
-        if self.commit_every < 1:
-            raise WrongUse(f"commit_every must be at least 1, got {self.commit_every}")
+        require_at_least(1, commit_every=self.commit_every)
         if self.commit_seconds <= 0:
             raise WrongUse(f"commit_seconds must be above 0, got {self.commit_seconds}")
 
@@ -111,8 +110,7 @@ class Parameters(Subscription):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.generation < 0:
-            raise WrongUse(f"generation must be at least 0, got {self.generation}")
+        require_at_least(0, generation=self.generation)
         if self.now is not None:
             parse_time(self.now)
 

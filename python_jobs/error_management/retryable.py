@@ -30,7 +30,7 @@ from typing import Literal, TypeVar
 import requests
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
-from python_jobs.job import JobFailed, WrongUse, utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least, utc_now
 
 Result = TypeVar("Result")
 
@@ -188,8 +188,7 @@ class RetryPolicy:
     """Time for all tries and pauses together; math.inf for operations that may take any time."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise WrongUse(f"attempts is {self.attempts}; it must be at least 1")
+        require_at_least(1, attempts=self.attempts)
         if self.base_seconds < 0 or self.cap_seconds < self.base_seconds:
             raise WrongUse(
                 f"base_seconds is {self.base_seconds} and cap_seconds {self.cap_seconds}; "

@@ -48,7 +48,7 @@ from python_jobs.error_management.late_dates import (
 )
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
 from python_jobs.error_management.late_rejects import reject_rows
-from python_jobs.job import WrongUse, run_job
+from python_jobs.job import WrongUse, require_at_least, run_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +89,7 @@ class Parameters(DateQuery):
                 f"a stateful query can't have the strategy {self.strategy}: the current date is computed from the "
                 "corrected ones before it; use late_first"
             )
-        if self.parallel_dates < 2:
-            raise WrongUse(f"parallel_dates is {self.parallel_dates}; it must be 2 or more")
+        require_at_least(2, parallel_dates=self.parallel_dates)
         if self.rejects in (self.source, self.target):
             raise WrongUse("rejects must be another table than source and target")
 

@@ -54,7 +54,7 @@ from python_jobs.delta_streams import (
     start_stream,
 )
 from python_jobs.intervals import to_micros
-from python_jobs.job import DataRefused, WrongUse, run_job
+from python_jobs.job import DataRefused, WrongUse, require_at_least, run_job
 from python_jobs.stream_progress import listening
 from python_jobs.tables import delta_table, latest_version, read_table, table_id
 
@@ -90,8 +90,7 @@ class Parameters(StreamParameters):
         super().__post_init__()
         for duration in (self.delay, self.window):
             parse_duration(duration)
-        if self.max_dropped is not None and self.max_dropped < 0:
-            raise WrongUse(f"max_dropped is {self.max_dropped}; it can't be negative")
+        require_at_least(0, max_dropped=self.max_dropped)
 
 
 def windows(events: DataFrame, params: Parameters) -> DataFrame:

@@ -47,8 +47,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.ingestion.full_loader import read_files, source_identity
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, unreadable_file
-from python_jobs.queries import first_line, query_text, user_query
+from python_jobs.job import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    require_at_least,
+    run_job,
+    unreadable_files_refused,
+)
+from python_jobs.queries import first_line, query_text, require_rows, user_query
 from python_jobs.tables import (
     absolute,
     find_commit,
@@ -107,8 +115,7 @@ class Parameters:
             raise WrongUse(f"where needs a Delta table; {self.target_format} files are replaced by partition")
         if (self.format == "delta") == bool(self.schema):
             raise WrongUse("schema belongs to the formats json and csv, which need it")
-        if self.min_rows < 0:
-            raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
+        require_at_least(0, min_rows=self.min_rows)
         assert self.text
 
     @cached_property
@@ -311,13 +318,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         DataRefused: a record can't be read, too few rows, other columns, or a row outside of the slice.
         WrongUse: the query or the condition can't be used.
     """
-    with _refusing_bad_records():
+    with unreadable_files_refused("nothing was overwritten"):
         rows, identity = new_rows(spark, params)
-        if params.min_rows and (found := rows.limit(params.min_rows).count()) < params.min_rows:
-            raise DataRefused(
-                f"{found} rows for {params.target}, allowed are {params.min_rows} or more (min_rows); "
-                "it stays as it is"
-            )
+        require_rows(rows, params.min_rows, params.target)
         report = {"source": params.source, "target": params.target, "replaced": params.slice or "all"}
         if params.target_format != "delta":
             path = overwrite_files(rows, params.target, params.target_format, params.partition)
@@ -361,17 +364,6 @@ def _current_rows(spark: SparkSession, params: Parameters) -> DataFrame:
     if not Path(params.target).is_dir():
         raise NotReady(f"there is no folder {params.target}, which the query reads")
     return spark.read.format(params.target_format).load(absolute(params.target))
-
-
-@contextmanager
-def _refusing_bad_records() -> Iterator[None]:
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as failure:
-        unreadable = unreadable_file(failure)
-        if unreadable is None:
-            raise
-        raise DataRefused(f"{unreadable}; nothing was overwritten") from failure
 
 
 if __name__ == "__main__":

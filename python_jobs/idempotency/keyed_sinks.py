@@ -23,6 +23,7 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.delta_streams import create_table, nullable
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.job import DataRefused, JobFailed
 from python_jobs.postgres import PostgresAccess
 from python_jobs.postgres_clients import listed, reaching_postgres, table_name
@@ -175,20 +176,20 @@ class FileSink(KeyedSink):
         """Write or replace ``<name>.json``; return its path."""
         beside = f"{self._folder}/_{name}"  # Spark's readers ignore it
         rows.coalesce(1).write.mode("overwrite").json(beside)
-        jvm: Any = self._spark._jvm
-        fs = jvm.org.apache.hadoop.fs
-        folder, target = fs.Path(beside), fs.Path(f"{self._folder}/{name}.json")
-        file_system = folder.getFileSystem(self._spark._jsc.hadoopConfiguration())
-        parts = [status.getPath() for status in file_system.globStatus(fs.Path(folder, "part-*"))]
+        written = HadoopFolder(self._spark, beside)
+        parts = [part for part in written.names() if part.startswith("part-")]
         if len(parts) != 1:
             raise JobFailed(f"{beside} holds {len(parts)} files where one was written; run again")
-        if file_system.getUri().getScheme() == "file":
-            Path(parts[0].toUri().getPath()).replace(target.toUri().getPath())
+        part, target = written.path(parts[0]), HadoopFolder(self._spark, self._folder).path(f"{name}.json")
+        if written.scheme == "file":
+            Path(part.toUri().getPath()).replace(target.toUri().getPath())
         else:
+            jvm: Any = self._spark._jvm
+            fs = jvm.org.apache.hadoop.fs
             configuration = self._spark._jsc.hadoopConfiguration()
             gateway: Any = self._spark.sparkContext._gateway
             overwrite = gateway.new_array(getattr(fs, "Options$Rename"), 1)
             overwrite[0] = getattr(fs, "Options$Rename").OVERWRITE
-            fs.FileContext.getFileContext(folder.toUri(), configuration).rename(parts[0], target, overwrite)
-        file_system.delete(folder, True)
+            fs.FileContext.getFileContext(part.toUri(), configuration).rename(part, target, overwrite)
+        written.delete()
         return str(target.toString())

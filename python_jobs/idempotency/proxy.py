@@ -30,7 +30,6 @@ Source: Data Engineering Design Patterns, chapter 4, Proxy.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,9 +44,11 @@ from python_jobs.idempotency.manifests import (
     taken,
     version_of,
 )
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
+from python_jobs.job import NotReady, WrongUse, require_at_least, run_job
 from python_jobs.pointers import PointedDataset
+from python_jobs.queries import require_rows, user_query
 from python_jobs.tables import (
+    commit_note,
     deleted_file_retention,
     delta_table,
     find_commit,
@@ -83,10 +84,8 @@ class Parameters:
     """With format delta: how long versions are kept."""
 
     def __post_init__(self) -> None:
-        if self.min_rows < 0:
-            raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
-        if self.retention_days < 1:
-            raise WrongUse(f"retention_days must be 1 or more, got {self.retention_days}")
+        require_at_least(0, min_rows=self.min_rows)
+        require_at_least(1, retention_days=self.retention_days)
         if (self.query is None) != (self.step == "expose"):
             raise WrongUse(f"query belongs to the steps that load; got step {self.step}")
         require_version(self.version, self.step)
@@ -99,13 +98,11 @@ def rows_to_load(spark: SparkSession, params: Parameters) -> DataFrame:
 
     Raises:
         DataRefused: it has too few rows.
+        WrongUse: the query can't be analyzed.
     """
     assert params.query is not None
-    rows = spark.sql(params.query)
-    if params.min_rows and (found := rows.limit(params.min_rows).count()) < params.min_rows:
-        raise DataRefused(
-            f"the query returns {found} rows, allowed are {params.min_rows} or more (min_rows); nothing was loaded"
-        )
+    rows = user_query(spark, params.query)
+    require_rows(rows, params.min_rows, params.target)
     return rows
 
 
@@ -225,13 +222,10 @@ def restore_delta(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 def _delta_versions(spark: SparkSession, params: Parameters) -> dict[str, int]:
     """Return the table's Delta version by the version of its load."""
     found = {}
-    for row in (
-        delta_table(spark, params.target).history(_HISTORY).select("version", "userMetadata").collect()
-    ):
-        try:
-            found[json.loads(row.userMetadata or "{}")[NOTE]] = row.version
-        except (ValueError, TypeError, KeyError):  # another program's commit
-            continue
+    history = delta_table(spark, params.target).history(_HISTORY)
+    for row in history.select("version", "userMetadata").collect():
+        if NOTE in (note := commit_note(row.userMetadata)):
+            found[note[NOTE]] = row.version
     return found
 
 

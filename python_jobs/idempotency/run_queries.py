@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from python_jobs.intervals import parse_time
-from python_jobs.job import WrongUse
+from python_jobs.queries import user_query
 
 
 def rows_of_run(source: DataFrame, query: str, run: str) -> DataFrame:
@@ -15,12 +15,6 @@ def rows_of_run(source: DataFrame, query: str, run: str) -> DataFrame:
     Delta's SQL parser leaves those unbound.
 
     Raises:
-        WrongUse: there is something else in braces.
+        WrongUse: it can't be analyzed, or has another name in braces.
     """
-    moment = f"{parse_time(run):%Y-%m-%dT%H:%M:%SZ}"
-    try:
-        return source.sparkSession.sql(query, source=source, run=moment)
-    except (KeyError, IndexError, ValueError) as failure:
-        raise WrongUse(
-            f"a query may have {{source}} and {{run}} in braces and nothing else, got {failure}: {query}"
-        ) from None
+    return user_query(source.sparkSession, query, source=source, run=f"{parse_time(run):%Y-%m-%dT%H:%M:%SZ}")

@@ -50,9 +50,10 @@ from python_jobs.idempotency.merger import MergeRules, merge
 from python_jobs.idempotency.registries import read_registry, register
 from python_jobs.ingestion.readiness_names import UPKEEP
 from python_jobs.intervals import from_micros, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_job
 from python_jobs.session import settings
 from python_jobs.tables import (
+    commit_note,
     delta_table,
     latest_version,
     retention_properties,
@@ -108,8 +109,7 @@ class Parameters:
     def __post_init__(self) -> None:
         if not self.key:
             raise WrongUse("key is empty; name the columns that identify a row")
-        if self.retention_days < 1:
-            raise WrongUse(f"retention_days is {self.retention_days}; it must be 1 or more")
+        require_at_least(1, retention_days=self.retention_days)
         if self.previous is not None and self.previous >= self.at:
             raise WrongUse(
                 f"previous_execution_time {self.previous_execution_time} is not before {self.execution_time}"
@@ -247,21 +247,13 @@ def read_versions(spark: SparkSession, params: Parameters) -> dict[dt.datetime, 
 def history(spark: SparkSession, table: str, limit: int = _HISTORY) -> list[Commit]:
     """Return the newest commits of an existing table, newest first."""
     rows = delta_table(spark, table).history(limit).select("version", "operation", "userMetadata").collect()
-    notes = [(row, _note(row.userMetadata)) for row in rows]
+    notes = [(row, commit_note(row.userMetadata).get(NOTE, {})) for row in rows]
     return [
         Commit(row.version, row.operation, note["step"], parse_time(note["execution_time"]))
         if note
         else Commit(row.version, row.operation)
         for row, note in notes
     ]
-
-
-def _note(user_metadata: str | None) -> dict[str, str]:
-    try:
-        note = json.loads(user_metadata or "{}").get(NOTE)
-    except (ValueError, AttributeError):  # another program's text
-        return {}
-    return note if isinstance(note, dict) else {}
 
 
 # --- the run --------------------------------------------------------------------------------------------

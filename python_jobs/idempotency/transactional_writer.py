@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.idempotency.run_queries import rows_of_run
 from python_jobs.intervals import parse_time, to_micros
-from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.job import DataRefused, JobFailed, WrongUse, require_at_least, run_job
 from python_jobs.tables import (
     delta_table,
     find_commit,
@@ -66,8 +66,7 @@ class Parameters:
             raise WrongUse("write names no table; it takes one or more, each with its query")
         if self.source in self.write:
             raise WrongUse(f"'{self.source}' can't be source and target")
-        if self.generation < 0:
-            raise WrongUse(f"generation must be at least 0, got {self.generation}")
+        require_at_least(0, generation=self.generation)
         assert self.version is not None
 
     @property

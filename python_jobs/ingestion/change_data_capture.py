@@ -28,7 +28,6 @@ Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,9 +41,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
-from python_jobs.delta_streams import BatchFunction, append, await_end, parse_duration
+from python_jobs.delta_streams import (
+    BatchFunction,
+    append,
+    await_end,
+    parse_duration,
+    start_query,
+)
 from python_jobs.intervals import parse_time, to_micros
-from python_jobs.job import WrongUse, run_job, utc_now
+from python_jobs.job import WrongUse, require_at_least, run_job, utc_now
 from python_jobs.kafka_topics import (
     SOURCE_FAILURES,
     consumer_settings,
@@ -115,8 +120,7 @@ class Parameters:
             raise WrongUse(f"topics must name each topic once, got {self.topics}")
         if self.trigger is not None:
             parse_duration(self.trigger)
-        if self.max_records_per_trigger is not None and self.max_records_per_trigger < 1:
-            raise WrongUse(f"max_records_per_trigger must be at least 1, got {self.max_records_per_trigger}")
+        require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
         if self.now is not None:
             parse_time(self.now)
         taken = sorted(self.derive.keys() & BRONZE_TYPES.keys())
@@ -206,8 +210,6 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appe
     }
     writer_id = claim(spark, params.checkpoint, contract)
     appender = Appender(spark, params, writer_id, 0 if is_new else _last_ingested_at(spark, params.target))
-    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in settings.items()})
@@ -225,10 +227,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appe
             for topic, count in partitions.items()
         }
         reader = reader.option("startingOffsets", json.dumps(offsets))
-    sink = reader.load().writeStream.foreachBatch(appender).option("checkpointLocation", params.checkpoint)
-    if params.trigger is None:
-        return sink.trigger(availableNow=True).start(), appender
-    return sink.trigger(processingTime=params.trigger).start(), appender
+    return start_query(reader.load(), appender, params.checkpoint, params.trigger), appender
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:

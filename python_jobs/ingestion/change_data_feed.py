@@ -61,7 +61,7 @@ from python_jobs.delta_streams import (
     parse_duration,
     start_stream,
 )
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_job
 from python_jobs.kafka_topics import client_settings, refuse_secrets, topic_partitions
 from python_jobs.tables import (
     delta_table,
@@ -132,10 +132,8 @@ class Parameters:
             raise WrongUse("key is empty; name the columns of the primary key")
         if self.target == self.source:
             raise WrongUse("source and target must be two tables")
-        if self.starting_version is not None and self.starting_version < 0:
-            raise WrongUse(f"starting_version must be 0 or more, got {self.starting_version}")
-        if self.max_files_per_trigger is not None and self.max_files_per_trigger < 1:
-            raise WrongUse(f"max_files_per_trigger must be at least 1, got {self.max_files_per_trigger}")
+        require_at_least(0, starting_version=self.starting_version)
+        require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
         if self.trigger is not None:
             parse_duration(self.trigger)
         refuse_secrets(self.producer)

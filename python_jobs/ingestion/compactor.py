@@ -45,7 +45,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job, utc_now
 from python_jobs.pointers import PointedDataset, RawFile, current_folder
 from python_jobs.session import settings
 from python_jobs.tables import (
@@ -114,9 +114,7 @@ class Parameters:
                 f"small_file_mb is {self.small_file_mb} and target_file_mb {self.target_file_mb}; "
                 "the first must be above 0 and not above the second"
             )
-        for name in ("min_age_minutes", "retention_hours"):
-            if (getattr(self, name) or 0) < 0:
-                raise WrongUse(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        require_at_least(0, min_age_minutes=self.min_age_minutes, retention_hours=self.retention_hours)
         if self.format == "delta" and self.retention_hours:
             raise WrongUse(
                 f"retention_hours is {self.retention_hours:g}; Delta ignores every number but 0: set the table's "

@@ -32,23 +32,31 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import ParseException, PySparkException
+from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.readiness_names import UPKEEP
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, unreadable_file
+from python_jobs.job import (
+    DataRefused,
+    NotReady,
+    WrongUse,
+    require_at_least,
+    run_job,
+    unreadable_files_refused,
+)
 from python_jobs.postgres import PostgresAccess, one_snapshot
 from python_jobs.tables import (
     absolute,
+    commit_note,
     delta_table,
     find_commit,
     is_path,
@@ -102,8 +110,7 @@ class Parameters:
     """How many versions stay for the way back, beside the exposed one."""
 
     def __post_init__(self) -> None:
-        if self.min_rows < 0:
-            raise WrongUse(f"min_rows must be 0 or more, got {self.min_rows}")
+        require_at_least(0, min_rows=self.min_rows)
         if not 0 <= self.max_shrink_percent <= 100:
             raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
         if self.keep_versions < 2:
@@ -216,13 +223,11 @@ def source_identity(spark: SparkSession, parameters: FileSource) -> str | None:
     """
     if parameters.format == "postgres":
         return None
-    jvm: Any = spark._jvm
-    root = jvm.org.apache.hadoop.fs.Path(absolute(parameters.source))
-    file_system = root.getFileSystem(spark._jsc.hadoopConfiguration())
+    folder = HadoopFolder(spark, parameters.source)
     files = []
-    if file_system.exists(root):
-        prefix = file_system.makeQualified(root).toString()
-        found = file_system.listFiles(root, True)
+    if folder.exists():
+        prefix = folder.root.toString()
+        found = folder.file_system.listFiles(folder.root, True)
         while found.hasNext():
             status = found.next()
             relative = status.getPath().toString().removeprefix(prefix)
@@ -263,7 +268,7 @@ def load(spark: SparkSession, parameters: Parameters) -> Loaded:
     identity = source_identity(spark, parameters)
     if identity is not None and table_exists(spark, parameters.version_table):
         last = latest_commit(spark, parameters.version_table)
-        if _note(last).get("source") == identity:
+        if _note_of(last).get("source") == identity:
             return Loaded(int(last["version"]), is_new=False)
     snapshot = one_snapshot(spark, parameters.access) if parameters.format == "postgres" else nullcontext()
     with snapshot as database:
@@ -326,7 +331,7 @@ def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
         return {}
     for entry in delta_table(spark, target).history(50).collect():
         if entry.operation not in UPKEEP:
-            return _note(entry.asDict())
+            return _note_of(entry.asDict())
     return {}
 
 
@@ -342,7 +347,7 @@ def drop_old_versions(spark: SparkSession, parameters: Parameters) -> list[str]:
     """Drop versions beyond the newest ones; the one just exposed and tables that this job didn't make stay."""
     versions = version_tables(spark, parameters.target)
     old = [name for name in sorted(versions)[: -parameters.keep_versions] if name != parameters.version_name]
-    dropped = [name for name in old if _note(latest_commit(spark, versions[name])).get("version") == name]
+    dropped = [name for name in old if _note_of(latest_commit(spark, versions[name])).get("version") == name]
     for name in dropped:
         _drop(spark, versions[name])
     return dropped
@@ -352,13 +357,9 @@ def version_tables(spark: SparkSession, target: str) -> dict[str, str]:
     """Return the tables ``<target>_<yyyymmdd>`` by their version."""
     target = target.rstrip("/")
     if is_path(target):
-        parent = _hadoop_path(spark, target).getParent()
-        prefix = absolute(target).rsplit("/", 1)[0]
-        names = [
-            f"{prefix}/{status.getPath().getName()}"
-            for status in _file_system(spark, parent).listStatus(parent)
-        ]
         target = absolute(target)
+        prefix = target.rsplit("/", 1)[0]
+        names = [f"{prefix}/{name}" for name in HadoopFolder(spark, prefix).names()]
     else:
         database, _, name = target.rpartition(".")
         place = f" in {database}" if database else ""
@@ -380,7 +381,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         "version": parameters.version_name,
         "version_table": parameters.version_table,
     }
-    with _one_sentence():
+    with unreadable_files_refused("nothing was loaded, the public table stays as it is"):
         if parameters.step == "expose":
             loaded = Loaded(_loaded_commit(spark, parameters), is_new=False)
         else:
@@ -412,43 +413,16 @@ def _loaded_commit(spark: SparkSession, parameters: Parameters) -> int:
     return int(latest_commit(spark, parameters.version_table)["version"])
 
 
-def _note(commit: Mapping[str, Any]) -> dict[str, Any]:
+def _note_of(commit: Mapping[str, Any]) -> dict[str, Any]:
     """Return what this job noted with a commit; nothing if another hand made it."""
-    try:
-        note = json.loads(commit["userMetadata"] or "{}").get(NOTE)
-    except (ValueError, AttributeError):
-        return {}
-    return note if isinstance(note, dict) else {}
+    return dict(commit_note(commit["userMetadata"]).get(NOTE, {}))
 
 
 def _drop(spark: SparkSession, table: str) -> None:
     if is_path(table):
-        path = _hadoop_path(spark, table)
-        _file_system(spark, path).delete(path, True)
+        HadoopFolder(spark, table).delete()
     else:
         spark.sql(f"drop table {table}")
-
-
-def _hadoop_path(spark: SparkSession, path: str) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.hadoop.fs.Path(absolute(path))
-
-
-def _file_system(spark: SparkSession, path: Any) -> Any:
-    return path.getFileSystem(spark._jsc.hadoopConfiguration())
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Say what is wrong with a file in one sentence; anything else keeps its trace."""
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as failure:
-        unreadable = unreadable_file(failure)
-        if unreadable is None:
-            raise
-        kind = DataRefused if "MALFORMED" in str(failure) or "CSV" in str(failure) else JobFailed
-        raise kind(f"{unreadable}; nothing was loaded, the public table stays as it is") from failure
 
 
 if __name__ == "__main__":

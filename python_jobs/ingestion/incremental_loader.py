@@ -35,8 +35,17 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job, unreadable_file, utc_now
+from python_jobs.job import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    run_job,
+    unreadable_files_refused,
+    utc_now,
+)
 from python_jobs.tables import (
     CONFLICTS,
     absolute,
@@ -218,32 +227,27 @@ class Landing:
     """A folder of any Hadoop file system (local, HDFS, S3)."""
 
     def __init__(self, spark: SparkSession, source: str) -> None:
-        assert spark._jvm is not None
-        self._path_class = spark._jvm.org.apache.hadoop.fs.Path
-        root = self._path_class(absolute(source))
-        self._file_system = root.getFileSystem(spark._jsc.hadoopConfiguration())
-        self.root = self._file_system.makeQualified(root)
+        self._folder = HadoopFolder(spark, source)
         if not self.has_folder(""):
             raise WrongUse(f"there is no source folder {source}")
 
     def has_folder(self, relative: str) -> bool:
         """Return whether a path relative to the root is a folder."""
-        path = self._path(relative)
-        return bool(self._file_system.exists(path) and self._file_system.getFileStatus(path).isDirectory())
+        folder = self._folder
+        return folder.exists(relative) and bool(
+            folder.file_system.getFileStatus(folder.path(relative)).isDirectory()
+        )
 
     def files(self, folders: Sequence[str]) -> list[LandingFile]:
         """List the files under the folders, in order, without hidden and temporary names (Spark's rule)."""
-        prefix = self.root.toString().rstrip("/") + "/"
+        prefix = self._folder.root.toString().rstrip("/") + "/"
         return sorted(
-            (file for folder in folders for file in self._walk(self._path(folder), prefix)),
+            (file for folder in folders for file in self._walk(self._folder.path(folder), prefix)),
             key=lambda file: file.file_path,
         )
 
-    def _path(self, relative: str) -> Any:
-        return self._path_class(self.root, relative) if relative else self.root
-
     def _walk(self, folder: Any, prefix: str) -> Iterator[LandingFile]:
-        for status in self._file_system.listStatus(folder):
+        for status in self._folder.file_system.listStatus(folder):
             path = status.getPath()
             if path.getName().startswith((".", "_")) or path.getName().endswith("._COPYING_"):
                 continue
@@ -443,7 +447,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Load once; when another run commits first, look again and load what is left."""
     now = utc_now() if parameters.now is None else parse_time(parameters.now)
     for _ in range(_COMMIT_ATTEMPTS):
-        with _one_sentence(parameters):
+        with unreadable_files_refused("nothing was written"), _append_only_refused(parameters):
             try:
                 report = _load(spark, parameters, now)
             except CONFLICTS:
@@ -543,15 +547,11 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _one_sentence(parameters: Parameters) -> Iterator[None]:
-    """Say what a user can mend in one sentence; anything else keeps its trace."""
+def _append_only_refused(parameters: Parameters) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as failure:
-        text = str(failure)
-        if unreadable := unreadable_file(failure):
-            raise JobFailed(f"{unreadable}; nothing was written") from failure
-        if "DELTA_CANNOT_MODIFY_APPEND_ONLY" in text:
+        if "DELTA_CANNOT_MODIFY_APPEND_ONLY" in str(failure):
             raise WrongUse(
                 f"target {parameters.target} only appends (delta.appendOnly), as streams that read it need; "
                 "mode replace_window is for tables that it made itself"

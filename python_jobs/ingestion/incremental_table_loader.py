@@ -53,7 +53,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import JobFailed, WrongUse, run_job, utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job, utc_now
 from python_jobs.postgres import PostgresAccess, one_snapshot, quote, time_slices
 from python_jobs.tables import (
     CONFLICTS,
@@ -120,15 +120,13 @@ class Parameters:
             Interval.parse(self.from_, self.to)
             if self.overlap_minutes:
                 raise WrongUse("overlap_minutes belongs to stateful runs; widen the window instead")
-        if self.overlap_minutes < 0:
-            raise WrongUse(f"overlap_minutes must be 0 or more, got {self.overlap_minutes}")
+        require_at_least(0, overlap_minutes=self.overlap_minutes)
         if self.mode == "append" and not self.key and (self.from_ is not None or self.overlap_minutes):
             raise WrongUse(
                 "mode append needs key here, to leave out what an earlier run of the window has loaded; "
                 "or pass mode replace_window"
             )
-        if self.partitions < 1:
-            raise WrongUse(f"partitions must be 1 or more, got {self.partitions}")
+        require_at_least(1, partitions=self.partitions)
         if self.jdbc_url is None and (self.user or self.password_env or self.password_file):
             raise WrongUse("user, password_env and password_file belong to jdbc_url")
         _ = self.postgres

@@ -38,8 +38,9 @@ from typing import Any, Literal
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.replication_policy import Dataset, load_policy, refuse_sensitive
-from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.job import DataRefused, JobFailed, WrongUse, require_at_least, run_job
 from python_jobs.tables import absolute
 
 _BUFFER_BYTES = 1 << 20
@@ -78,8 +79,7 @@ class Parameters:
             raise WrongUse("a policy names its sources and targets: leave source and target out")
         if self.dataset is not None and self.policy is None:
             raise WrongUse(f"dataset {self.dataset} is looked up in a policy, and there is none")
-        if self.threads < 1:
-            raise WrongUse(f"threads must be at least 1, got {self.threads}")
+        require_at_least(1, threads=self.threads)
 
     def datasets(self) -> list[Dataset]:
         """Return what is to be replicated."""
@@ -139,35 +139,22 @@ class Changes:
     """``_SUCCESS`` files: nobody may take a target for complete while it changes."""
 
 
-class Folder:
+class Folder(HadoopFolder):
     """A folder of any Hadoop file system (local, HDFS, S3), with the bytes as they are stored."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        assert spark._jvm is not None
+        # Raw, or the checksum files that Spark has written would not be copied.
+        super().__init__(spark, path, raw=True)
         jvm: Any = spark._jvm
-        # Each name of a package that Python looks up is a call to the JVM: once, not for every file.
-        self._path_class = jvm.org.apache.hadoop.fs.Path
         self._checksum_class = jvm.java.util.zip.CRC32C
         self._checked_class = jvm.java.util.zip.CheckedInputStream
-        self._io = jvm.org.apache.commons.io.IOUtils
         self._nothing = jvm.java.io.OutputStream.nullOutputStream()
-        root = self._path_class(absolute(path))
-        file_system = root.getFileSystem(spark._jsc.hadoopConfiguration())
-        # The local file system hides the checksum files (.x.crc) that Spark writes, and would write its own.
-        self._file_system = (
-            file_system.getRawFileSystem() if file_system.getUri().getScheme() == "file" else file_system
-        )
         self.given = path
-        self.root = self._file_system.makeQualified(root)
 
     @property
     def keeps_times(self) -> bool:
         """Whether a file can be given a modification time."""
-        return self._file_system.getUri().getScheme() in _KEEP_TIMES
-
-    def exists(self, relative: str = "") -> bool:
-        """Return whether there is such a file or folder."""
-        return bool(self._file_system.exists(self._path(relative)))
+        return self.scheme in _KEEP_TIMES
 
     def listing(self) -> Listing:
         """List the whole tree; logs of Delta tables come before the files that they name."""
@@ -184,21 +171,21 @@ class Folder:
         """Return a file as it is now, None if it is gone."""
         if not self.exists(path):
             return None
-        status = self._file_system.getFileStatus(self._path(path))
+        status = self.file_system.getFileStatus(self.path(path))
         return File(path, status.getLen(), status.getModificationTime())
 
     def inside_a_delta_table(self) -> str | None:
         """Return the Delta table that this folder is a part of, if it is one."""
         folder = self.root.getParent()
         while folder is not None:
-            if self._file_system.exists(self._path_class(folder, _DELTA_LOG)):
+            if self.file_system.exists(self._path_class(folder, _DELTA_LOG)):
                 return str(folder.toString())
             folder = folder.getParent()
         return None
 
     def open(self, path: str) -> Any:
         """Return a stream of a file's bytes, with their checksum."""
-        stream = self._file_system.open(self._path(path), _BUFFER_BYTES)
+        stream = self.file_system.open(self.path(path), _BUFFER_BYTES)
         return self._checked_class(stream, self._checksum_class())
 
     def checksum(self, path: str) -> tuple[int, int]:
@@ -220,7 +207,7 @@ class Folder:
 
     def write(self, path: str, stream: Any) -> tuple[int, int]:
         """Write a file from a stream; return the number of bytes and the CRC-32C of what was read."""
-        sink = self._file_system.create(self._path(path), True, _BUFFER_BYTES)
+        sink = self.file_system.create(self.path(path), True, _BUFFER_BYTES)
         try:
             return self._pump(stream, sink)
         finally:
@@ -229,7 +216,7 @@ class Folder:
 
     def set_modified_at(self, path: str, milliseconds: int) -> None:
         """Give a file a modification time."""
-        self._file_system.setTimes(self._path(path), milliseconds, -1)
+        self.file_system.setTimes(self.path(path), milliseconds, -1)
 
     def rename(self, path: str, to: str) -> None:
         """Rename a file, over an existing one too.
@@ -237,36 +224,25 @@ class Folder:
         Raises:
             JobFailed: the file system refused.
         """
-        source, target = self._path(path), self._path(to)
+        source, target = self.path(path), self.path(to)
         # A local rename replaces a file in one step; elsewhere a file in the way makes it fail.
-        if self._file_system.getUri().getScheme() != "file" and self._file_system.exists(target):
-            self._file_system.delete(target, False)
-        if not self._file_system.rename(source, target):
+        if self.scheme != "file" and self.file_system.exists(target):
+            self.file_system.delete(target, False)
+        if not self.file_system.rename(source, target):
             raise JobFailed(f"{target} can't be written: is there a folder of that name?")
 
     def make_folder(self, path: str) -> None:
         """Make a folder and its parents, unless they are there."""
-        self._file_system.mkdirs(self._path(path))
-
-    def delete(self, path: str) -> None:
-        """Delete a file, or a folder with all it holds; nothing happens if it is gone."""
-        self._file_system.delete(self._path(path), True)
+        self.file_system.mkdirs(self.path(path))
 
     def _pump(self, source: Any, sink: Any) -> tuple[int, int]:
         # The buffer's size, not a buffer: py4j would bring its bytes to Python and send them back.
         count = self._io.copy(source, sink, _BUFFER_BYTES)
         return int(count), int(source.getChecksum().getValue())
 
-    def _path(self, relative: str) -> Any:
-        # Not Path(parent, text), which takes a name such as "12:00.json" for a URI.
-        root = self.root
-        for part in relative.split("/") if relative else ():
-            root = self._path_class(root, self._path_class(None, None, part))
-        return root
-
     def _walk(self, folder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         statuses = sorted(
-            self._file_system.listStatus(folder), key=lambda s: s.getPath().getName() != _DELTA_LOG
+            self.file_system.listStatus(folder), key=lambda s: s.getPath().getName() != _DELTA_LOG
         )
         for status in statuses:
             name = status.getPath().getName()

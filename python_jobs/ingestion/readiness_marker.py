@@ -46,6 +46,7 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.readiness_names import CHANGES, MARKER, UPKEEP
 from python_jobs.intervals import Interval, parse_time
 from python_jobs.job import NotReady, WrongUse, run_job, utc_now
@@ -104,26 +105,16 @@ class Marker:
     """The marker of one folder (a dataset or a partition) on any Hadoop file system."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        jvm: Any = spark._jvm
-        self._path_class: Any = jvm.org.apache.hadoop.fs.Path
-        self._folder: Any = self._path_class(absolute(folder))
-        self._io: Any = jvm.org.apache.commons.io.IOUtils
-        self._file_system: Any = self._folder.getFileSystem(spark._jsc.hadoopConfiguration())
-        self._path: Any = self._path_class(self._folder, MARKER)
+        self._folder = HadoopFolder(spark, folder)
 
     def read(self) -> dict[str, Any] | None:
         """Return the marker's content; None if the folder is not ready."""
-        if not self._file_system.exists(self._path):
-            return None
-        stream = self._file_system.open(self._path)
-        try:
-            return dict(json.loads(str(self._io.toString(stream, "UTF-8"))))
-        finally:
-            stream.close()
+        text = self._folder.read_text(MARKER)
+        return None if text is None else dict(json.loads(text))
 
     def remove(self) -> None:
         """Remove the marker, if there is one: the very first step."""
-        self._file_system.delete(self._path, False)
+        self._folder.delete(MARKER)
 
     def write(self, content: dict[str, Any]) -> None:
         """Write the marker, in the place of an earlier one: the very last step."""
@@ -131,13 +122,7 @@ class Marker:
 
     def write_beside(self, name: str, content: dict[str, Any]) -> None:
         """Write a small file into the folder. It is empty for a moment: readers look at markers by their name."""
-        path = self._path_class(self._folder, name)
-        self._file_system.mkdirs(path.getParent())
-        stream = self._file_system.create(path, True)
-        try:
-            stream.write(bytearray(json.dumps(content | {"format_version": FORMAT_VERSION}) + "\n", "utf-8"))
-        finally:
-            stream.close()
+        self._folder.write_text(name, json.dumps(content | {"format_version": FORMAT_VERSION}) + "\n")
 
 
 @contextmanager

@@ -48,6 +48,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.data_contract import (
     Contract,
     filter_line,
@@ -60,6 +61,7 @@ from python_jobs.session import settings
 from python_jobs.tables import (
     absolute,
     commit_metrics,
+    commit_note,
     delta_table,
     is_path,
     latest_version,
@@ -228,7 +230,7 @@ def _purge(spark: SparkSession, target: str, path: str, treatments: Mapping[str,
     newest = max(row.version for row in history)
     stale = min(row.version for row in history) > purged + 1  # older versions have left the log
     for row in history:
-        before = json.loads(row.userMetadata or "{}").get("replicated", {})
+        before = commit_note(row.userMetadata).get("replicated", {})
         stale |= row.version > purged and bool(before.items() - treatments.items())
     if not stale:
         return False
@@ -284,18 +286,15 @@ def _with_row_function(rows: DataFrame, parameters: Parameters) -> DataFrame:
 
 def _replace_folder(spark: SparkSession, target: str, write: Callable[[str], None]) -> None:
     """Write a folder aside and put it in the target's place; a reader finds the old one, none, or the new one."""
-    assert spark._jvm is not None
-    path_class: Any = spark._jvm.org.apache.hadoop.fs.Path
-    folder: Any = path_class(absolute(target))
-    file_system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
-    if file_system.exists(path_class(folder, "_delta_log")):
+    folder = HadoopFolder(spark, target)
+    if folder.exists("_delta_log"):
         raise WrongUse(f"target {target} is a Delta table, not a folder of files")
-    aside: Any = path_class(folder.getParent(), f".{folder.getName()}.replica")
-    file_system.delete(aside, True)
-    write(aside.toString())
-    file_system.delete(folder, True)
-    if not file_system.rename(aside, folder):
-        raise JobFailed(f"{aside.toString()} could not be renamed to {target}")
+    aside = HadoopFolder(spark, f"{folder.root.getParent()}/.{folder.root.getName()}.replica")
+    aside.delete()
+    write(str(aside.root))
+    folder.delete()
+    if not folder.file_system.rename(aside.root, folder.root):
+        raise JobFailed(f"{aside.root} could not be renamed to {target}")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.error_management.json_records import ERROR_CLASS, parse_records
+from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
 
 _SHOWN_PROBLEMS = 20
@@ -148,11 +149,10 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 def _sizes(spark: SparkSession, path: str) -> dict[str, int]:
     """Return the size of each file by its path. Spark's own listing leaves out empty files, which matter here."""
-    jvm: Any = spark._jvm
-    pattern = jvm.org.apache.hadoop.fs.Path(path)
-    file_system = pattern.getFileSystem(spark._jsc.hadoopConfiguration())
+    pattern = HadoopFolder(spark, path)
+    file_system = pattern.file_system
     sizes: dict[str, int] = {}
-    found = list(file_system.globStatus(pattern) or [])
+    found = list(file_system.globStatus(pattern.root) or [])
     while found:
         status = found.pop()
         if status.isDirectory():

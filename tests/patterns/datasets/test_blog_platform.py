@@ -387,9 +387,9 @@ def test_the_command_of_the_page() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--visits", "0"], "--visits is 0, but must be at least 1"),
-        (["--days", "0"], "--days is 0, but must be at least 1"),
-        (["--users", "0"], "--users is 0, but must be at least 1"),
+        (["--visits", "0"], "visits must be 1 or more, got 0"),
+        (["--days", "0"], "days must be 1 or more, got 0"),
+        (["--users", "0"], "users must be 1 or more, got 0"),
         (["--late_share", "1.5"], "--late_share is 1.5, but must be between 0 and 1"),
         (["--probe_share", "-0.1"], "--probe_share is -0.1, but must be between 0 and 1"),
         (["--start", "1 March"], "--start is '1 March', but must be a day written YYYY-MM-DD"),

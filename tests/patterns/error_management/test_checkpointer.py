@@ -200,7 +200,7 @@ def test_wrong_use_gives_one_sentence(counts: Counts) -> None:
         ({"window": "ten"}, "'ten' is no duration"),
         ({"starting_offsets": "here"}, "must be earliest, latest or a JSON object, got 'here'"),
         ({"max_deviation": 0.5}, "max_deviation must be between 0.01 and 0.4, got 0.5"),
-        ({"max_records_per_trigger": 0}, "max_records_per_trigger must be at least 1, got 0"),
+        ({"max_records_per_trigger": 0}, "max_records_per_trigger must be 1 or more, got 0"),
         ({"consumer": {"sasl.jaas.config": "password=geheim"}}, "is a secret"),
     ]:
         with pytest.raises(WrongUse, match=sentence):

@@ -451,7 +451,7 @@ def test_bad_input_and_wrong_use_give_one_sentence(stream: Stream) -> None:
         ({"target": stream.path("bronze")}, "must be three tables"),
         ({"trigger": "often"}, "'often' is no duration"),
         ({"max_bad_share": 10.0}, "it is a share between 0 and 1"),
-        ({"min_records": 0}, "min_records is 0"),
+        ({"min_records": 0}, "min_records must be 1 or more, got 0"),
     ]:  # fmt: skip
         with pytest.raises(WrongUse, match=re.escape(sentence)):
             stream.run(**changes)

@@ -284,7 +284,7 @@ def test_the_state_table_keeps_times_and_versions(spark: SparkSession, table_pat
         ({"action": "process", "run_id": "r"}, "dates belong to the action process, which needs them"),
         ({"dates": ["2024-12-10"]}, "dates belong to the action process"),
         ({"action": "release"}, "action release needs the run_id that has claimed the dates"),
-        ({"max_partitions": 0}, "max_partitions is 0; it must be 1 or more"),
+        ({"max_partitions": 0}, "max_partitions must be 1 or more, got 0"),
         ({"date": "yesterday"}, "'yesterday' is not a date"),
         ({"now": "late"}, "'late' is not a time"),
     ],

@@ -465,7 +465,7 @@ def test_stream_counts_by_window_exactly_through_restarts(
     [
         ({"window": "10"}, "'10' is no duration"),
         ({"max_rise": 20.0}, "it is a share between 0 and 1"),
-        ({"baseline_runs": 0}, "baseline_runs is 0"),
+        ({"baseline_runs": 0}, "baseline_runs must be 1 or more, got 0"),
         ({"checkpoint": "c", "max_rise": 0.1}, "belong to a batch"),
         ({"trigger": "10 seconds"}, "give it a checkpoint"),
         ({"run_id": "it's"}, "run_id is 'it's'"),

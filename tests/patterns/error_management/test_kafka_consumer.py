@@ -189,7 +189,7 @@ def test_snippet_with_effects_of_your_own(broker: Broker, topic: str) -> None:
 
 def test_wrong_use_and_what_is_not_there_give_one_sentence(broker: Broker, topic: str) -> None:
     for changes, sentence in [
-        ({"commit_every": 0}, "commit_every must be at least 1, got 0"),
+        ({"commit_every": 0}, "commit_every must be 1 or more, got 0"),
         ({"commit_seconds": 0}, "commit_seconds must be above 0, got 0"),
         ({"settings": {"sasl.password": "hunter2"}}, r"sasl.password is a secret"),
     ]:  # fmt: skip

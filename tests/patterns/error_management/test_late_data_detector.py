@@ -356,7 +356,7 @@ def test_wrong_use_gives_one_sentence(stream: Stream) -> None:
     for changes, sentence in (
         ({"late": stream.path("on_time")}, "must be five tables"),
         ({"allowed_lateness": "soon"}, "'soon' is no duration"),
-        ({"max_files_per_trigger": 0}, "it must be at least 1"),
+        ({"max_files_per_trigger": 0}, "max_files_per_trigger must be 1 or more, got 0"),
         ({"partition_column": "shard"}, "partition_column names no column of the source: shard"),
         ({"event_time": "visit_id"}, "the event time 'visit_id' is of type int; it must be a timestamp"),
     ):
@@ -475,7 +475,7 @@ def test_the_counter_s_wrong_use_gives_one_sentence(spark: SparkSession, tmp_pat
         ({"event_time": "at"}, "'at' is no timestamp column of the source; it has event_time"),
         ({"group_by": ["page"]}, "group_by can't take page"),
         ({"window": "wide"}, "'wide' is no duration"),
-        ({"max_dropped": -1}, "it can't be negative"),
+        ({"max_dropped": -1}, "max_dropped must be 0 or more, got -1"),
     ):
         with pytest.raises(WrongUse, match=sentence):
             windows.run(**changes)

@@ -202,5 +202,5 @@ def test_snippet_of_the_page_is_a_configuration_of_the_job(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["poison_attempts", "max_poison"])
 def test_wrong_use_gives_one_sentence(name: str) -> None:
-    with pytest.raises(WrongUse, match=f"{name} is 0; it must be at least 1"):
+    with pytest.raises(WrongUse, match=f"{name} must be 1 or more, got 0"):
         Parameters(source="a", target="b", dead_letter="c", schema="page string", checkpoint="d", **{name: 0})

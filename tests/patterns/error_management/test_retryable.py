@@ -291,7 +291,7 @@ def test_the_log_names_the_kind_of_error_and_not_what_was_sent(
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({"attempts": 0}, "attempts is 0; it must be at least 1"),
+        ({"attempts": 0}, "attempts must be 1 or more, got 0"),
         ({"base_seconds": 2, "cap_seconds": 1}, "0 <= base_seconds <= cap_seconds is allowed"),
         ({"base_seconds": -1}, "0 <= base_seconds <= cap_seconds is allowed"),
         ({"jitter": "none"}, "jitter is 'none'; it must be full or tenth"),

@@ -160,7 +160,7 @@ def test_a_stateful_query_has_the_late_dates_first(name: str) -> None:
     [
         ({"lookback_days": -1}, "a lookback of -1 days is not possible"),
         ({"date": "31.12.2024"}, "'31.12.2024' is not a date"),
-        ({"parallel_dates": 1}, "parallel_dates is 1; it must be 2 or more"),
+        ({"parallel_dates": 1}, "parallel_dates must be 2 or more, got 1"),
         ({"backfill_from": "2025-01-01"}, "is empty; from must not be after to"),
         ({"query": "select 1 from {source}"}, "the query doesn't mention {date}"),
         ({"query": "absent.sql"}, "can't read the query's file absent.sql"),

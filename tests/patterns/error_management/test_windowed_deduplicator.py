@@ -415,7 +415,7 @@ def test_a_checkpoint_of_another_query_and_a_state_that_is_not_ours_are_refused(
         ({"window": "1 hour"}, "form is within_watermark; a window belongs to key_and_window"),
         ({"watermark": "0 seconds"}, "'0 seconds' is no duration"),
         ({"watermark": "soon"}, "'soon' is no duration"),
-        ({"max_files_per_trigger": 0}, "max_files_per_trigger is 0"),
+        ({"max_files_per_trigger": 0}, "max_files_per_trigger must be 1 or more, got 0"),
         ({"now": "today"}, "'today' is not a time"),
     ],
 )

@@ -401,7 +401,7 @@ def test_another_table_in_its_place_is_refused_and_an_existing_one_adopted(lette
     ("others", "sentence"),
     [
         ({"key": []}, "key is empty"),
-        ({"retention_days": 0}, "retention_days is 0; it must be 1 or more"),
+        ({"retention_days": 0}, "retention_days must be 1 or more, got 0"),
         ({"previous_execution_time": "2024-10-07T09"}, "is not before 2024-10-07T08"),
         ({"execution_time": "yesterday"}, "'yesterday' is not a time"),
     ],

@@ -190,7 +190,7 @@ def test_wrong_parameters_are_refused(bronze):
     for more, sentence in (
         ({"topics": []}, r"topics must name each topic once, got \[\]"),
         ({"trigger": "soon"}, "'soon' is no duration"),
-        ({"max_records_per_trigger": 0}, "must be at least 1, got 0"),
+        ({"max_records_per_trigger": 0}, "max_records_per_trigger must be 1 or more, got 0"),
         ({"consumer": {"sasl.jaas.config": "password=geheim"}}, r"is a secret: pass it as \$\{env:NAME\}"),
     ):
         with pytest.raises(WrongUse, match=sentence) as refused:

@@ -555,7 +555,7 @@ def test_a_key_that_is_none_and_a_target_that_is_another_table(captured: Capture
         ({"key": []}, "key is empty"),
         ({"target": "raw/visits"}, "two tables"),
         ({"starting_version": -1}, "0 or more"),
-        ({"max_files_per_trigger": 0}, "at least 1"),
+        ({"max_files_per_trigger": 0}, "max_files_per_trigger must be 1 or more"),
         ({"trigger": "often"}, "no duration"),
         (
             {

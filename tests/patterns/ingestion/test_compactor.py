@@ -315,7 +315,7 @@ def test_the_command_of_the_page(table: Table) -> None:
         ({"min_small_files": 1}, "min_small_files is 1; merging takes at least 2 files"),
         ({"min_small_ratio": 1.5}, "min_small_ratio is 1.5; it is a share between 0 and 1"),
         ({"small_file_mb": 200}, "small_file_mb is 200 and target_file_mb 128"),
-        ({"min_age_minutes": -1}, "min_age_minutes is -1; it must be 0 or more"),
+        ({"min_age_minutes": -1}, "min_age_minutes must be 0 or more, got -1"),
         ({"format": "json", "where": "day = 1"}, "a json dataset is compacted whole"),
         ({"format": "parquet", "mode": "inline"}, "a parquet dataset is compacted whole"),
     ],

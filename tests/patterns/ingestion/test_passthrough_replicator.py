@@ -423,7 +423,7 @@ def test_wrong_parameters_are_refused(environments: Environments) -> None:
         ({"source": "/a"}, "give either"),
         ({"source": "/a", "policy": "p.yml"}, "leave source and target out"),
         ({"source": "/a", "target": "/b", "dataset": "d"}, "looked up in a policy"),
-        ({"source": "/a", "target": "/b", "threads": 0}, "threads must be at least 1"),
+        ({"source": "/a", "target": "/b", "threads": 0}, "threads must be 1 or more"),
     ]:
         with pytest.raises(WrongUse, match=sentence):
             Parameters(**wrong)
