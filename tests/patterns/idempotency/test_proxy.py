@@ -131,7 +131,7 @@ def test_the_manifest_decides_which_files_are_read(dataset: Dataset) -> None:
 @pytest.mark.parametrize("file_format", ["parquet", "delta"])
 def test_an_empty_load_is_refused_or_published(spark: SparkSession, tmp_path: Path, file_format: str) -> None:
     dataset = Dataset(spark, tmp_path, file_format)
-    with pytest.raises(DataRefused, match="0 rows for .*, allowed are 1 or more"):
+    with pytest.raises(DataRefused, match=r"0 rows for .*, allowed are 1 or more"):
         dataset.load(FIRST, "select id from range(0)")
     assert not dataset.folder.exists()
     assert dataset.load(SECOND, "select id from range(0)", min_rows=0)["exposed_version"] == "20240101_110000"
