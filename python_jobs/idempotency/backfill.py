@@ -22,8 +22,9 @@ Guarantee: each date is as the query makes it from the pinned version, or as it 
 any order of chunks, the rows are the same, which ``content_hash`` in the ledger shows. Other dates are not touched.
 Downstream tables don't follow: backfill them next, in the order of their lineage.
 
-Cost: the query and one aggregate over its rows, which are kept (cached) from the check to the write; one aggregate over
-the replaced rows; one count by date of the source; two small commits of the ledger a chunk.
+Cost: the query and one aggregate over its rows, which are kept (cached) from the check to the write; when the run
+begins, one aggregate over the rows to be replaced and one count by date of the source; a small commit of the ledger a
+chunk.
 
     spark-submit python_jobs/idempotency/backfill.py --job_id 2024-q4-v2 --pipeline_version v2 \\
         --source lakehouse/silver/silver_visits --target lakehouse/gold/page_views --ledger lakehouse/ops/backfills \\
@@ -69,7 +70,16 @@ from python_jobs.idempotency.data_overwrite import overwrite, require_same_colum
 from python_jobs.idempotency.surrogate_keys import content_hash
 from python_jobs.ingestion.readiness_marker import Marker, partition_folder
 from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, root_cause, run_job, utc_now
+from python_jobs.job import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    require_at_least,
+    root_cause,
+    run_job,
+    utc_now,
+)
 from python_jobs.part_failures import failure_sentence, require_no_failures
 from python_jobs.queries import first_line, query_text, user_query
 from python_jobs.session import settings
@@ -151,9 +161,13 @@ class Parameters:
             assert self.chunks
         except ValueError as wrong:
             raise WrongUse(str(wrong)) from None
-        for name, least in {"parallel": 1, "margin_days": 0, "tolerance": 0, "min_source_share": 0}.items():
-            if (value := getattr(self, name)) < least:
-                raise WrongUse(f"{name} is {value}; it must be {least} or more")
+        require_at_least(1, parallel=self.parallel)
+        require_at_least(
+            0,
+            margin_days=self.margin_days,
+            tolerance=self.tolerance,
+            min_source_share=self.min_source_share,
+        )
         for name in ("job_id", "pipeline_version"):
             if not getattr(self, name):
                 raise WrongUse(f"{name} is empty; the ledger needs one")
@@ -265,6 +279,13 @@ class Backfill:
         with self._reading_source():
             return self.counts(self._source, self._date, Chunk(chunks[0].first, chunks[-1].last))
 
+    @cached_property
+    def old_profiles(self) -> dict[str, Profile]:
+        """What the target has of each date of the job when the run begins."""
+        chunks = self._params.chunks
+        dates = between(f"`{self._params.partition_column}`", Chunk(chunks[0].first, chunks[-1].last))
+        return self._profiles(read_table(self._spark, self._params.target).where(dates))
+
     def source_rows(self, chunk: Chunk) -> int:
         """Return how many rows the source has for the chunk's dates."""
         return sum(self.source_counts.get(date, 0) for date in chunk.dates)
@@ -324,8 +345,7 @@ class Backfill:
                 are as they were.
         """
         spark, params = self._spark, self._params
-        where = between(f"`{params.partition_column}`", chunk)
-        old = self._profiles(read_table(spark, params.target).where(where))
+        old = {date: self.old_profiles.get(date, NO_ROWS) for date in chunk.dates}
         missing = self.missing(chunk, {date: profile.rows for date, profile in old.items()})
         _refuse({date: [reason] for date, reason in missing.items()})
         # What was checked is what is written.
@@ -335,11 +355,9 @@ class Backfill:
             # Of a date that is known to have no source, no row is right.
             compared = [date for date in chunk.dates if self.source_counts.get(date)]
             _refuse(
-                {
-                    date: deviations(old.get(date, NO_ROWS), new.get(date, NO_ROWS), params.tolerance)
-                    for date in compared
-                }
+                {date: deviations(old[date], new.get(date, NO_ROWS), params.tolerance) for date in compared}
             )
+            where = between(f"`{params.partition_column}`", chunk)
             commit = overwrite(spark, rows, params.target, where, note=note)
         finally:
             rows.unpersist()
@@ -348,9 +366,7 @@ class Backfill:
             source_rows=self.source_rows(chunk),
             rows_before=sum(profile.rows for profile in old.values()),
             rows=sum(profile.rows for profile in new.values()),
-            changed_dates=sum(
-                not old.get(date, NO_ROWS).has_content_of(new.get(date, NO_ROWS)) for date in chunk.dates
-            ),
+            changed_dates=sum(not old[date].has_content_of(new.get(date, NO_ROWS)) for date in chunk.dates),
             content_hash=f"{sum(profile.content for profile in new.values()):x}",
             table_version=None if commit is None else int(commit["version"]),
         )
@@ -440,11 +456,12 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
                 f"the job '{params.job_id}' was started by another process at this moment; see its status"
             )
         tried = process(params, backfill, ledger, registered)
-    finished = ledger.job(params.job_id)
-    failures = {str(chunk): failure for chunk, failure in tried.items() if failure is not None}
+    finished = RegisteredJob(
+        registered.job, {**registered.chunks, **{chunk: outcome for chunk, (outcome, _) in tried.items()}}
+    )
     done = sum(state.status == "done" for state in finished.chunks.values())
     require_no_failures(
-        failures,
+        {str(chunk): failure for chunk, (_, failure) in tried.items() if failure is not None},
         f"{done} of {len(finished.chunks)} chunks are done; run the job '{params.job_id}' again for the others",
     )
     return finished.progress() | {"processed": [str(chunk) for chunk in tried]}
@@ -496,14 +513,14 @@ def in_order(params: Parameters, chunks: Sequence[Chunk]) -> list[Chunk]:
 
 def process(
     params: Parameters, backfill: Backfill, ledger: Ledger, registered: RegisteredJob
-) -> dict[Chunk, Exception | None]:
-    """Do what is pending or failed, so many chunks at a time; return the failure of each, None if there is none."""
+) -> dict[Chunk, tuple[ChunkState, Exception | None]]:
+    """Do what is pending or failed, so many chunks at a time; return what became of each, and why it failed."""
     job = registered.job
     lineage = {
         name: value for name, value in asdict(job).items() if name in ("job_id", "source", "source_version")
     } | {"pipeline_version": job.pipeline_version}
 
-    def do(chunk: Chunk) -> Exception | None:
+    def do(chunk: Chunk) -> tuple[ChunkState, Exception | None]:
         failure: Exception | None = None
         try:
             outcome = backfill.replace(chunk, {NOTE: lineage | {"dates": str(chunk)}})
@@ -512,13 +529,14 @@ def process(
             outcome = ChunkState(
                 status="failed", source_rows=backfill.source_rows(chunk), error=failure_sentence(failed)
             )
-        attempt = registered.chunks[chunk].attempt + 1
-        ledger.record(job, {chunk: dataclasses.replace(outcome, attempt=attempt)})
-        return failure
+        outcome = dataclasses.replace(outcome, attempt=registered.chunks[chunk].attempt + 1)
+        ledger.record(job, {chunk: outcome})
+        return outcome, failure
 
     chunks = in_order(params, registered.unfinished)
     if chunks:
-        assert backfill.source_counts is not None  # once, before several threads would count
+        # Once, before several threads would.
+        _ = backfill.source_counts, backfill.old_profiles
     with ThreadPoolExecutor(params.parallel) as pool:
         return dict(zip(chunks, pool.map(do, chunks), strict=True))
 

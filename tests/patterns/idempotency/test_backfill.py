@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import itertools
 import json
 import os
 import shlex
-import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +17,16 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.idempotency.backfill import Backfill, Parameters, run
-from python_jobs.idempotency.backfill_plan import Chunk
+from python_jobs.idempotency.backfill import Backfill, Parameters, job_of, run
+from python_jobs.idempotency.backfill_ledger import Job, Ledger
+from python_jobs.idempotency.backfill_plan import Chunk, chunks_of
+from python_jobs.idempotency.data_overwrite import overwrite
 from python_jobs.ingestion.readiness_marker import Marker
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
 from python_jobs.tables import latest_commit, latest_version
-from tests.support.killer import TableState, run_and_kill
-from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
-JOB = REPOSITORY / "python_jobs" / "idempotency" / "backfill.py"
 THIS = "tests/patterns/idempotency/test_backfill.py::"
 NOW = "2024-03-08T12:00:00Z"
 VIEWS = "event_date date, page string, views long, pipeline_version string"
@@ -125,9 +126,8 @@ WEEK = ("2024-03-01", "2024-03-05")
 
 
 class Story(Views):
-    """A job that is killed, resumed, fails in a chunk, is run again; then another job. See `story`."""
+    """A job that dies, is resumed, fails in a chunk and is run again. See `story`."""
 
-    killed: TableState
     interrupted: dict[str, Any]
     refused: DataRefused
     failed: dict[str, Any]
@@ -135,8 +135,22 @@ class Story(Views):
     mended: dict[str, Any]
     left: list[tuple[str, str, int, str]]
     note: dict[str, Any]
-    again: dict[str, Any]
-    left_by_again: list[tuple[str, str, int, str]]
+
+
+class Died(BaseException):
+    """Nothing catches it: what is on disk is what a killed process leaves."""
+
+
+def dying_at(nth: int) -> Callable[..., Any]:
+    """Return a write that dies in place of its nth commit."""
+    calls = itertools.count(1)
+
+    def write(*args: Any, **options: Any) -> Any:
+        if next(calls) == nth:
+            raise Died
+        return overwrite(*args, **options)
+
+    return write
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +165,11 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
     story.load(live + BESIDE[:2])
     beside = story.files("2024-02-29", "2024-03-06")
 
-    # Killed in the third of five chunks.
-    given = story.arguments("v2", *WEEK, parallel=1, tolerance=0.4, totals='["views"]')
-    argv = [sys.executable, str(JOB), *(f"--{name.strip('_')}={value}" for name, value in given.items())]
-    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
-    story.killed = run_and_kill(argv, story.target, TableState.DATA_WITHOUT_LOG, env, commits=2)
+    # Dies in the third of five chunks.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("python_jobs.idempotency.backfill.overwrite", dying_at(3))
+        with pytest.raises(Died):
+            story.run("v2", *WEEK, parallel=1, tolerance=0.4, totals=["views"])
     story.interrupted = story.run("v2", *WEEK, action="status")
 
     # Resumed, with more visits in the source, while the live job loads a day.
@@ -173,9 +187,6 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
     story.mended = story.run("v2", *WEEK, tolerance=0.7)
     story.left = story.rows()
     story.note = json.loads(latest_commit(spark, story.target)["userMetadata"])["backfill"]
-
-    story.again = story.run("v2-again", "2024-03-01", "2024-03-02", newest_first=True)
-    story.left_by_again = story.rows()
     assert story.files("2024-02-29", "2024-03-06") == beside
     return story
 
@@ -187,16 +198,13 @@ def of(rows: list[tuple[str, str, int, str]], *days: str) -> list[tuple[str, str
 # --- resumed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.kill
-def test_a_job_killed_in_its_third_chunk_goes_on_with_the_third(story: Story) -> None:
-    assert story.killed is TableState.DATA_WITHOUT_LOG
+def test_a_job_that_died_in_its_third_chunk_goes_on_with_the_third(story: Story) -> None:
     statuses = [chunk["status"] for chunk in story.interrupted["chunks"]]
     assert statuses == ["done", "done", "pending", "pending", "pending"]
     attempts = {chunk["first_date"]: chunk["attempt"] for chunk in story.mended["chunks"]}
     assert list(attempts.values()) == [1, 1, 1, 2, 1]
 
 
-@pytest.mark.kill
 def test_the_ledger_knows_the_percentage_while_the_job_runs(story: Story) -> None:
     assert (story.interrupted["status"], story.interrupted["percent"]) == ("running", 40)
 
@@ -236,15 +244,6 @@ def test_what_comes_to_the_source_meanwhile_is_not_read(story: Story) -> None:
     assert story.mended["source_version"] == 0
     assert latest_version(story.spark, story.source) == 1
     assert "late" not in {row[1] for row in story.left}
-
-
-def test_the_range_twice_gives_equal_content(story: Story) -> None:
-    assert story.again["processed"] == ["2024-03-02", "2024-03-01"]  # newest first
-    assert_rows(story.left_by_again, story.left)
-    first, second = story.mended["chunks"][:2], story.again["chunks"]
-    assert [c["content_hash"] for c in first] == [c["content_hash"] for c in second]
-    assert len({chunk["content_hash"] for chunk in story.mended["chunks"]}) == 5
-    assert [chunk["changed_dates"] for chunk in (*first, *second)] == [1, 1, 0, 0]
 
 
 def test_ledger_and_commits_say_what_was_made_of_what(story: Story) -> None:
@@ -287,22 +286,24 @@ def refused(views: Views, kind: type[JobFailed], sentence: str, *dates: str, **o
 
 def test_a_plan_shows_chunks_rows_and_refusals_and_writes_nothing(views: Views, tmp_path: Path) -> None:
     ledger = str(tmp_path / "no ledger")
-    report = views.run("plan", "2024-03-01", "2024-03-04", action="plan", chunk_days=2, ledger=ledger)
+    report = views.run(
+        "plan", "2024-03-01", "2024-03-04", action="plan", chunk_days=2, ledger=ledger, newest_first=True
+    )
     expired = "its source has 0 rows, the target 2: it may have expired"
     assert report["chunks"] == [
-        {
-            "first_date": "2024-03-01",
-            "last_date": "2024-03-02",
-            "source_rows": 2,
-            "target_rows": 4,
-            "refused": {"2024-03-01": expired},
-        },
         {
             "first_date": "2024-03-03",
             "last_date": "2024-03-04",
             "source_rows": 4,
             "target_rows": 4,
             "refused": {},
+        },
+        {
+            "first_date": "2024-03-01",
+            "last_date": "2024-03-02",
+            "source_rows": 2,
+            "target_rows": 4,
+            "refused": {"2024-03-01": expired},
         },
     ]
     assert not Path(ledger).exists()
@@ -316,8 +317,6 @@ def test_an_expired_source_empties_nothing_unless_its_marker_says_that_it_is_com
     with pytest.raises(DataRefused, match=f"{day} failed: {day}: its source has 0 rows, the target 2"):
         views.run("expired", day, day)
     assert len(of(views.rows(), day)) == 2
-    with pytest.raises(DataRefused, match="its source has no marker"):
-        views.run("expired", day, day, markers=str(tmp_path))
     Marker(views.spark, str(tmp_path / f"date={day}")).write({})
     views.run("expired", day, day, markers=str(tmp_path))
     assert of(views.rows(), day) == []
@@ -332,24 +331,23 @@ def test_a_date_that_is_not_over_is_refused(views: Views) -> None:
 
 
 def test_dates_of_an_unfinished_job_are_refused_to_another(views: Views) -> None:
-    with pytest.raises(DataRefused, match="0 rows in place of 2"):
-        views.run("first", "2024-03-02", "2024-03-03", chunk_days=2, query=f"{QUERY} having count(*) > 1")
-    others = {"chunk_days": 2}
-    refused(
-        views,
-        NotReady,
-        "'first' has not finished 2024-03-02..2024-03-03",
-        "2024-03-03",
-        "2024-03-04",
-        **others,
-    )
-    with pytest.raises(WrongUse, match="registered with other values of query_hash, dates"):
-        views.run("first", "2024-03-02", "2024-03-04", **others)
+    ledger = Ledger(views.spark, views.ledger, lambda: dt.datetime(2024, 3, 8, tzinfo=dt.UTC))
+
+    def job(job_id: str, version: str = "v2") -> Job:
+        params = views.parameters(job_id, "2024-03-02", "2024-03-03", pipeline_version=version)
+        return job_of(views.spark, params, 0)
+
+    ledger.register(job("first"), chunks_of("2024-03-02", "2024-03-03", 2))
+    days = ("2024-03-03", "2024-03-04")
+    refused(views, NotReady, r"'first' has not finished 2024-03-02..2024-03-03", *days, chunk_days=2)
+    with pytest.raises(WrongUse, match="registered with other values of pipeline_version, dates"):
+        ledger.register(job("first", "v3"), chunks_of(*days, 2))
     ended = views.run("first", "2024-03-02", "2024-03-03", action="abandon")
     assert (ended["status"], ended["percent"]) == ("abandoned", 0)
     with pytest.raises(WrongUse, match="was abandoned; name another"):
-        views.run("first", "2024-03-02", "2024-03-03", chunk_days=2, query=f"{QUERY} having count(*) > 1")
-    assert views.run("second", "2024-03-03", "2024-03-04", **others)["status"] == "completed"
+        ledger.register(job("first"), chunks_of("2024-03-02", "2024-03-03", 2))
+    second = ledger.register(job("second"), chunks_of(*days, 2))
+    assert second.progress()["status"] == "running"
 
 
 @pytest.mark.parametrize(
@@ -380,10 +378,12 @@ def test_a_query_that_can_not_be_repeated_or_does_not_fit_is_refused(
 
 def test_rows_of_other_dates_are_refused(views: Views) -> None:
     query = QUERY.replace("event_date,", "date({last_date}) + 1 as event_date,", 1)
-    refused(
-        views, DataRefused, "a row for .* is outside", "2024-03-02", "2024-03-02", query=query, tolerance=1
-    )
-    views.run("refused", "2024-03-02", "2024-03-02", action="abandon")
+    day = "2024-03-02"
+    backfill = Backfill(views.spark, views.parameters("x", day, day, query=query, tolerance=1), 0)
+    before = latest_version(views.spark, views.target)
+    with pytest.raises(DataRefused, match=r"a row for .* is outside of what is overwritten"):
+        backfill.replace(Chunk(day, day), {})
+    assert latest_version(views.spark, views.target) == before
 
 
 @pytest.mark.parametrize(
@@ -391,8 +391,8 @@ def test_rows_of_other_dates_are_refused(views: Views) -> None:
     [
         ({"from_": "2024-03-05"}, "the backfill from 2024-03-05 to 2024-03-04 is empty"),
         ({"chunk_days": 0}, "chunk_days is 0"),
-        ({"parallel": 0}, "parallel is 0; it must be 1 or more"),
-        ({"tolerance": -0.1}, "tolerance is -0.1"),
+        ({"parallel": 0}, "parallel must be 1 or more, got 0"),
+        ({"tolerance": -0.1}, "tolerance must be 0 or more, got -0.1"),
         ({"job_id": ""}, "job_id is empty"),
         ({"query": "select * from visits"}, "doesn't mention {source}"),
         ({"source": "visits", "target": "visits"}, "source and target are the same table"),
@@ -432,40 +432,23 @@ SESSIONS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("margin", "first_day", "second_day"),
-    [
-        (1, [("a", 2)], [("b", 1)]),
-        (0, [("a", 1)], [("a", 1), ("b", 1)]),
-    ],
-    ids=["kept whole", "cut without a margin"],
-)
-def test_a_session_that_crosses_midnight(
-    spark: SparkSession,
-    tmp_path: Path,
-    margin: int,
-    first_day: list[tuple[str, int]],
-    second_day: list[tuple[str, int]],
-) -> None:
+def test_a_session_that_crosses_midnight_is_whole_with_a_margin(spark: SparkSession, tmp_path: Path) -> None:
     visits = [("2024-03-01 23:50", "a"), ("2024-03-02 00:10", "a"), ("2024-03-02 12:00", "b")]
     rows = [(dt.datetime.fromisoformat(f"{time}+00:00"), user) for time, user in visits]
-    spark.createDataFrame(rows, "event_time timestamp, user_id string").write.format("delta").save(
-        str(tmp_path / "visits")
-    )
-    params = Views(spark, tmp_path).parameters(
-        "sessions",
-        "2024-03-01",
-        "2024-03-02",
-        query=SESSIONS,
-        source_date="to_date(event_time)",
-        margin_days=margin,
-    )
-    backfill = Backfill(spark, params, 0)
-    for day, expected in (("2024-03-01", first_day), ("2024-03-02", second_day)):
-        assert_rows(
-            backfill.rows(Chunk(day, day)),
-            [(dt.date.fromisoformat(day), user, count) for user, count in expected],
-        )
+    frame = spark.createDataFrame(rows, "event_time timestamp, user_id string")
+    frame.write.format("delta").save(str(tmp_path / "visits"))
+
+    def sessions(day: str, margin_days: int) -> list[tuple[str, int]]:
+        options = {"query": SESSIONS, "source_date": "to_date(event_time)", "margin_days": margin_days}
+        params = Views(spark, tmp_path).parameters("sessions", "2024-03-01", "2024-03-02", **options)
+        rows = Backfill(spark, params, 0).rows(Chunk(day, day)).collect()
+        assert {str(row.event_date) for row in rows} == {day}
+        return sorted((row.user_id, row.visits) for row in rows)
+
+    assert sessions("2024-03-01", margin_days=1) == [("a", 2)]
+    assert sessions("2024-03-02", margin_days=1) == [("b", 1)]
+    assert sessions("2024-03-01", margin_days=0) == [("a", 1)]
+    assert sessions("2024-03-02", margin_days=0) == [("a", 1), ("b", 1)]
 
 
 # --- from bronze ----------------------------------------------------------------------------------------
@@ -486,31 +469,32 @@ def test_a_table_replayed_from_bronze_has_the_same_content(
     command = shlex.split(os.path.expandvars(text.replace("\\\n", " ")))
     assert command[:2] == ["spark-submit", "python_jobs/idempotency/backfill.py"]
     silver = str(tmp_path / "silver_visits")
-    hashes = []
+    parameters, _ = parse_parameters(Parameters, command[2:])
+    chunks = []
     for job_id in ("first", "replay"):
-        parameters, _ = parse_parameters(Parameters, [*command[2:], "--job_id", job_id])
-        hashes += [chunk["content_hash"] for chunk in run(spark, parameters)["chunks"]]
+        chunks += run(spark, dataclasses.replace(parameters, job_id=job_id))["chunks"]
+        rows = spark.read.format("delta").load(silver)
         assert_rows(
-            spark.read.format("delta")
-            .load(silver)
-            .selectExpr("visit_id", "seconds", "cast(event_date as string)"),
+            rows.selectExpr("visit_id", "seconds", "cast(event_date as string)"),
             [("a", "3.5", "2024-03-01"), ("b", "2.5", "2024-03-01")],
         )
-        spark.sql(f"delete from delta.`{silver}` where visit_id = 'b'").collect()  # lost by another hand
-    assert hashes[0] == hashes[1] != "0"
+        # Spoiled by another hand.
+        spark.sql(f"update delta.`{silver}` set seconds = '0' where visit_id = 'b'").collect()
+    assert chunks[0]["content_hash"] == chunks[1]["content_hash"] != "0"
+    assert [(chunk["rows_before"], chunk["rows"], chunk["changed_dates"]) for chunk in chunks] == [
+        (0, 2, 1),
+        (2, 2, 1),
+    ]
 
 
-def test_a_pinned_version_that_was_vacuumed_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_pinned_version_whose_files_are_gone_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     views = Views(spark, tmp_path)
     views.land({"2024-03-01": ["home"]})
-    views.load([("2024-03-01", page, 1, "v1") for page in ("home", "about", "bot")])
-    with pytest.raises(DataRefused, match="its source has 1 rows, the target 3"):
-        views.run("old", "2024-03-01", "2024-03-01")
-    for statement in (
-        "delete from {}",
-        "alter table {} set tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')",
-        "vacuum {}",
-    ):
-        spark.sql(statement.format(f"delta.`{views.source}`")).collect()
+    params = views.parameters("old", "2024-03-01", "2024-03-01")
+    Backfill(spark, params, 0)
+    for file in Path(views.source).rglob(
+        "*.parquet"
+    ):  # as VACUUM does when the version has passed the retention
+        file.unlink()
     with pytest.raises(JobFailed, match=r"version 0 of .*visits, .* can't be read"):
-        views.run("old", "2024-03-01", "2024-03-01")
+        assert Backfill(spark, params, 0).source_counts
