@@ -15,6 +15,7 @@ from collections import Counter
 import pytest
 from pyspark.sql import functions as F
 
+from python_jobs.idempotency.proxy import read_exposed
 from python_jobs.ingestion import compactor
 from python_jobs.ingestion.readiness_marker import ready_versions
 from services.main_job import FEEDS, Step, main_job
@@ -154,6 +155,16 @@ def test_users_as_of_each_day_match_the_truth(first_report, lakehouse, truth):
         assert plans == expected["by_plan"], day
 
 
+def test_todays_plan_stands_on_every_version_of_a_user(first_report, lakehouse):
+    versions = lakehouse.spark.table("lakehouse.gold_users_by_plan")
+    assert set(versions.columns) == {
+        column["name"] for column in relations(REPOSITORY)["gold_users_by_plan"]["columns"]
+    }
+    today = lakehouse.table("silver_users").selectExpr("id", "if(is_deleted, null, plan)")
+    assert_rows(versions.select("id", "plan_current").distinct(), [tuple(row) for row in today.collect()])
+    assert versions.count() == versions.select("user_version_key").distinct().count()
+
+
 def test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version(first_report, lakehouse, spark):
     hashes, versions = lakehouse.hashes(), lakehouse.versions()
     files = {name: lakehouse.data_files(name) for name in VISIT_TABLES}
@@ -197,6 +208,22 @@ def integrated_late(lakehouse) -> list[str]:
 def test_the_days_with_late_lines_are_integrated_another_way(first_report, lakehouse):
     assert set(integrated_late(lakehouse)) >= {"2024-03-01", "2024-03-02", "2024-03-03"}
     assert integrated_late(lakehouse) == []
+
+
+def test_the_billed_version_of_a_gold_table_is_kept(first_report, lakehouse):
+    report = documented_step(lakehouse, "test_the_billed_version_of_a_gold_table_is_kept")
+    assert report["named"] == {"bill-2024-03": 0}
+    statistics = lakehouse.path("gold_visit_statistics")
+    lakehouse.spark.sql(f"vacuum delta.`{statistics}`").collect()
+    billed = lakehouse.spark.read.format("delta").option("versionAsOf", 0).load(str(statistics))
+    assert billed.count() > 0
+
+
+def test_a_report_is_handed_over_and_each_delivery_stays(first_report, lakehouse):
+    documented_step(lakehouse, "test_a_report_is_handed_over_and_each_delivery_stays")
+    statistics = lakehouse.table("gold_visit_statistics").select("event_date", "visits", "users")
+    delivered = read_exposed(lakehouse.spark, f"{lakehouse.root}/examples/report")
+    assert_rows(delivered, [tuple(row) for row in statistics.collect()])
 
 
 def test_a_corrected_event_changes_its_hour_and_day_and_no_other_days_files(first_report, lakehouse):
