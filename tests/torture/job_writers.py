@@ -19,6 +19,7 @@ from python_jobs.error_management import (
     windowed_deduplicator,
 )
 from python_jobs.idempotency import (
+    backfill,
     data_overwrite,
     keyed_sessions,
     proxy,
@@ -110,6 +111,24 @@ def day_replaced(spark: SparkSession, folder: Path, day: dt.date) -> None:
         partition={"event_date": f"{day}"},
     )
     data_overwrite.run(spark, parameters)
+
+
+def week_backfilled(spark: SparkSession, folder: Path) -> None:
+    """Replay and Backfill, a chunk a day, one after the other."""
+    parameters = backfill.Parameters(
+        job_id="week",
+        pipeline_version="1",
+        source=str(folder / "visits"),
+        target=str(folder / "counts"),
+        ledger=str(folder / "backfills"),
+        query="select event_date, count(*) as visits from {source} group by event_date",
+        from_=f"{DAYS[0]}",
+        to=f"{DAYS[-1]}",
+        chunk_days=1,
+        parallel=1,
+        now=NOW,
+    )
+    backfill.run(spark, parameters)
 
 
 def day_merged(spark: SparkSession, folder: Path, day: dt.date) -> None:
@@ -329,6 +348,7 @@ def job_writers() -> Iterator[Writer]:
         any_order=True,
     )
     yield by_day("data_overwrite", visits_by_event_date, day_replaced, ("copy",), any_order=True)
+    yield Writer("backfill", visits_by_event_date, week_backfilled, ("counts",), resumes=True)
     yield by_day("stateful_merger", visits_by_event_date, day_merged, ("merged",))
     yield Writer(
         "transactional_writer",
