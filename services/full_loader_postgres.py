@@ -17,6 +17,8 @@ The view is never dropped before its successor exists, not even for a moment:
 The view's lock is asked for with a time limit, again and again: a long query on it delays the swap, and the swap never
 makes the readers behind that query wait longer than the limit.
 
+Of two runs of one target at once the second waits for the first.
+
 Source: Data Engineering Design Patterns, chapter 2, Full Loader.
 """
 
@@ -218,6 +220,10 @@ def run(parameters: Parameters, connect: Callable[[], Connection] | None = None)
         "version": parameters.version_name,
     }
     with reaching_postgres(), (connect or connect_by_environment)() as connection:
+        # One run of a target at a time, the next one waits; the lock goes with the connection, also when a run dies.
+        connection.execute(
+            "select pg_advisory_lock(hashtext(%s))", [parameters.table().as_string(connection)]
+        )
         if parameters.step != "expose":
             report["rows"] = load(connection, parameters)
         if parameters.step != "load":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ import psycopg
 import pytest
 
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from services import full_loader_postgres
 from services.full_loader_postgres import Parameters, load, run
 from services.postgres import Database
+from services.postgres_relations import Connection
 from tests.support.rows import assert_rows
-from tests.support.waiting import polled
+from tests.support.waiting import eventually, polled
 
 pytestmark = pytest.mark.postgres
 
@@ -187,6 +190,29 @@ def test_a_killed_load_leaves_no_table_behind(devices: Devices, monkeypatch: pyt
     assert devices.tables() == ["devices_20240101"]
     assert_rows(devices.query("select * from devices"), DEVICES)
     assert devices.run("2024-01-02")["rows"] == 51
+
+
+def test_of_two_runs_at_once_the_second_waits_for_the_first(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices.write(DEVICES_2)
+    reports: list[dict[str, Any]] = []
+    second = threading.Thread(target=lambda: reports.append(devices.run("2024-01-02")))
+
+    def load_when_the_other_waits(connection: Connection, parameters: Parameters) -> int:
+        monkeypatch.undo()
+        second.start()
+        eventually(
+            lambda: devices.query("select 1 from pg_locks where locktype = 'advisory' and not granted")
+        )
+        return load(connection, parameters)
+
+    monkeypatch.setattr(full_loader_postgres, "load", load_when_the_other_waits)
+    reports.append(devices.run("2024-01-02"))
+    second.join()
+    assert [report["rows"] for report in reports] == [51, 51]
+    assert devices.tables() == ["devices_20240101", "devices_20240102"]
+    assert_rows(devices.query("select * from devices"), DEVICES_2)
 
 
 def test_loading_makes_no_reader_wait_and_is_no_exposure(devices: Devices) -> None:
