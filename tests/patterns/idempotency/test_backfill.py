@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.idempotency.backfill import Backfill, Parameters, job_of, run
-from python_jobs.idempotency.backfill_ledger import Job, Ledger
+from python_jobs.idempotency.backfill_ledger import ChunkState, Job, Ledger
 from python_jobs.idempotency.backfill_plan import Chunk, chunks_of
-from python_jobs.idempotency.data_overwrite import overwrite
 from python_jobs.ingestion.readiness_marker import Marker
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
 from python_jobs.tables import latest_commit, latest_version
@@ -141,16 +140,19 @@ class Died(BaseException):
     """Nothing catches it: what is on disk is what a killed process leaves."""
 
 
-def dying_at(nth: int) -> Callable[..., Any]:
-    """Return a write that dies in place of its nth commit."""
-    calls = itertools.count(1)
+def dying_after(nth: int) -> Callable[..., ChunkState]:
+    """Return a replacement of chunks that dies when the nth is committed and nobody knows of it yet."""
+    calls, replace = itertools.count(1), Backfill.replace
 
-    def write(*args: Any, **options: Any) -> Any:
-        if next(calls) == nth:
+    def replace_or_die(backfill: Backfill, chunk: Chunk, note: Mapping[str, Any]) -> ChunkState:
+        call = next(calls)
+        if call <= nth:
+            outcome = replace(backfill, chunk, note)
+        if call >= nth:  # no chunk after it begins
             raise Died
-        return overwrite(*args, **options)
+        return outcome
 
-    return write
+    return replace_or_die
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +167,9 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
     story.load(live + BESIDE[:2])
     beside = story.files("2024-02-29", "2024-03-06")
 
-    # Dies in the third of five chunks.
+    # Dies in the third of five chunks, between its commit and the ledger's.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("python_jobs.idempotency.backfill.overwrite", dying_at(3))
+        patch.setattr(Backfill, "replace", dying_after(3))
         with pytest.raises(Died):
             story.run("v2", *WEEK, parallel=1, tolerance=0.4, totals=["views"])
     story.interrupted = story.run("v2", *WEEK, action="status")
