@@ -42,7 +42,8 @@ MODELS = {
     "overwritten_days": """
         {{ config(materialized='data_overwrite', partition_by='day', meta={'lakehouse_patterns': {'data_overwrite': {
             'where': "day = date'{logical_date}'"}}}) }}
-        select id, name, to_date(changed_at) as day from changes where {{ lakehouse_patterns.overwritten() }}
+        select * from (select id, name, to_date(changed_at) as day from changes)
+        where {{ lakehouse_patterns.overwritten() }}
     """,
     "unit_changes": """
         {{ config(materialized='unit_tables', meta={'lakehouse_patterns': {'fast_metadata_cleaner': {
