@@ -29,7 +29,8 @@
 select
     * except ({{ columns | join(', ') }})
     {%- for name in columns %},
-    max_by({{ name }}, {{ effective_from }}) filter (where {{ effective_to }} is null) over by_key as {{ name }}_current,
+    {#- Rows without an ordering don't take part: of the versions only the open one. #}
+    max_by({{ name }}, if({{ effective_to }} is null, {{ effective_from }}, null)) over by_key as {{ name }}_current,
     {{ name }} as {{ name }}_historical,
     lag({{ name }}) over by_start as {{ name }}_previous
     {%- endfor %}
