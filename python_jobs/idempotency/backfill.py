@@ -22,7 +22,7 @@ Guarantee: each date is as the query makes it from the pinned version, or as it 
 any order of chunks, the rows are the same, which ``content_hash`` in the ledger shows. Other dates are not touched.
 Downstream tables don't follow: backfill them next, in the order of their lineage.
 
-Cost: the query and one aggregate over its rows, which are kept (cached) from the check to the write; when the run
+Cost: the query and one aggregate over its rows, which are kept on disk from the check to the write; when the run
 begins, one aggregate over the rows to be replaced and one count by date of the source; a small commit of the ledger a
 chunk.
 
@@ -51,11 +51,11 @@ from functools import cached_property
 from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
-from pyspark import StorageLevel
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.delta_streams import evaluated_once
 from python_jobs.idempotency.backfill_ledger import ChunkState, Job, Ledger, RegisteredJob
 from python_jobs.idempotency.backfill_plan import (
     NO_ROWS,
@@ -349,8 +349,7 @@ class Backfill:
         missing = self.missing(chunk, {date: profile.rows for date, profile in old.items()})
         _refuse({date: [reason] for date, reason in missing.items()})
         # What was checked is what is written.
-        rows = self.rows(chunk).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
+        with evaluated_once(self.rows(chunk)) as rows:
             new = self._profiles(rows)
             # Of a date that is known to have no source, no row is right.
             compared = [date for date in chunk.dates if self.source_counts.get(date)]
@@ -359,8 +358,6 @@ class Backfill:
             )
             where = between(f"`{params.partition_column}`", chunk)
             commit = overwrite(spark, rows, params.target, where, note=note)
-        finally:
-            rows.unpersist()
         return ChunkState(
             status="done",
             source_rows=self.source_rows(chunk),
