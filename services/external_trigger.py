@@ -83,7 +83,8 @@ class Workload:
     def __post_init__(self) -> None:
         if (self.command is None) == (self.airflow is None):
             raise WrongUse(f"workload {self.name} needs either command or airflow")
-        require_at_least(1, max_active_runs=self.max_active_runs, attempts=self.attempts)
+        limits = {"max_active_runs": self.max_active_runs, "attempts": self.attempts}
+        require_at_least(1, **{f"{name} of workload {self.name}": limit for name, limit in limits.items()})
         for literal, name in _pieces(self.command or []):
             if name not in {"", *PLACEHOLDERS, *_OF_THE_RUN}:
                 raise WrongUse(

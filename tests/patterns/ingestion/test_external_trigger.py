@@ -603,7 +603,7 @@ def test_wrong_configurations_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     refused("needs either command or airflow", command=None)
     refused("names {bukket}; allowed are bucket, conf_file, file_to_load", command=["{bukket}"])
     refused(r"names \$NO_SUCH_VARIABLE, which is not set", command=["$NO_SUCH_VARIABLE/x"])
-    refused("attempts must be 1 or more, got 0", attempts=0)
+    refused(r"attempts of workload \S+ must be 1 or more, got 0", attempts=0)
     with pytest.raises(WrongUse, match="workloads must have names of their own"):
         Parameters(registry="r", workloads=[shell("a", ""), shell("a", "")])
     with pytest.raises(WrongUse, match="environment variable NO_TOKEN, which token_env names, is not set"):
