@@ -94,8 +94,7 @@ def files_in_one_transaction(_: None, folder: Path, day: dt.date) -> None:
     parameters = transactional_writer_postgres.Parameters(
         files=files, target="devices", key=["type", "version"], run=f"{day}", now=NOW
     )
-    with environment(PGDATABASE=folder.name):
-        transactional_writer_postgres.run(parameters)
+    transactional_writer_postgres.run(parameters)
 
 
 def list_behind_a_view(_: None, folder: Path, day: dt.date) -> None:
@@ -107,8 +106,7 @@ def list_behind_a_view(_: None, folder: Path, day: dt.date) -> None:
         columns=DEVICES,
         keep_versions=len(DAYS),
     )
-    with environment(PGDATABASE=folder.name):
-        full_loader_postgres.run(parameters)
+    full_loader_postgres.run(parameters)
 
 
 def increment_merged(_: None, folder: Path, day: dt.date) -> None:
@@ -119,15 +117,18 @@ def increment_merged(_: None, folder: Path, day: dt.date) -> None:
         key=["type", "version"],
         execution_time=f"{day}",
     )
-    with environment(PGDATABASE=folder.name):
-        stateful_merger_postgres.run(parameters)
+    stateful_merger_postgres.run(parameters)
 
 
 def _program(name: str, day: Day, *tables: str, target_exists: bool = True) -> Writer:
+    def in_its_database(spark: None, folder: Path, date: dt.date) -> None:
+        with environment(PGDATABASE=folder.name):
+            day(spark, folder, date)
+
     return Writer(
         f"{name} (PostgreSQL)",
         csv_of_devices,
-        in_order(day),
+        in_order(in_its_database),
         tables,
         needs_spark=False,
         store=PostgresStore({"devices": DEVICES} if target_exists else {}),
