@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,10 @@ from pyspark.sql import SparkSession
 from services.kafka import Broker, running_broker
 from services.object_store import ObjectStore, running_object_store
 from services.postgres import Database, Postgres, running_postgres
+from tests.support import class_archive
+from tests.support.class_archive import archive_file
 from tests.support.dbt_project import REPOSITORY, DbtProject
+from tests.support.killer import kill_group
 from tests.support.render import MacroRenderer
 from tests.support.session import environment, setting, small_configuration, start_session
 
@@ -27,6 +32,21 @@ os.environ.setdefault("SPARK_CONF_DIR", str(REPOSITORY / "conf"))
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 _NUMBERS = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the archive of classes beside the first tests of several workers; a JVM that is earlier does without it."""
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None) or archive_file().exists():
+        return
+    making = subprocess.Popen(
+        [sys.executable, "-m", class_archive.__name__],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    config.add_cleanup(lambda: None if making.poll() is not None else kill_group(making))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,12 +12,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from tests.support.session import process_environment
 
 POLL_SECONDS = 0.001
 LOG_ENTRY = re.compile(r"\d{20}\.json")
@@ -99,10 +102,11 @@ def run_and_kill(
             stack.enter_context(_observed_folder(Path(table))) if isinstance(table, str | Path) else table
         )
         before = observed.files()
+        of_python = process_environment() if argv[0] == sys.executable else {}
         output = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
             argv,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **of_python, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+
+from tests.support.class_archive import NO_CONFIGURATION, archive_options
+
+CONFIGURATION = "SPARK_CONF_DIR_OFF_THE_CLASS_PATH"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 # Beside conf/spark-defaults.conf: what makes tiny data fast and keeps two workers apart.
 TEST_SETTINGS = {
@@ -22,7 +28,7 @@ TEST_SETTINGS = {
     "spark.buffer.pageSize": "2m",
     "spark.memory.storageFraction": "0.1",
     # A short-lived JVM spends most of its time compiling; the first compiler alone halves a test's CPU time.
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    JAVA_OPTIONS: "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     # Its cache of 48 MB is full after a few modules, and nothing is compiled from then on.
     " -XX:ReservedCodeCacheSize=240m",
     # Generating and compiling Java for each query pays off after thousands of rows: without it a statement on tiny data
@@ -35,32 +41,63 @@ TEST_SETTINGS = {
 }
 
 
-# What a short-lived JVM of another process needs of them: its master, memory and catalog are its own.
-SMALL_JVM = (
-    "spark.sql.shuffle.partitions",
-    "spark.databricks.delta.snapshotPartitions",
-    "spark.driver.extraJavaOptions",
-)
+# What a short-lived JVM of another process needs of them: its memory and catalog are its own.
+SMALL_JVM = ("spark.master", "spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
 
 
 def small_configuration(folder: Path) -> Path:
     """Write the project's Spark configuration, with what makes tiny data fast, for processes of their own."""
-    shutil.copytree(os.environ["SPARK_CONF_DIR"], folder)
-    settings = {name: TEST_SETTINGS[name] for name in SMALL_JVM}
-    settings["spark.executor.extraJavaOptions"] = settings["spark.driver.extraJavaOptions"]
+    shutil.copytree(_configuration(), folder)
+    settings = {name: TEST_SETTINGS[name] for name in SMALL_JVM} | {JAVA_OPTIONS: _java_options(folder)}
+    settings["spark.executor.extraJavaOptions"] = settings[JAVA_OPTIONS]
     with (folder / "spark-defaults.conf").open("a", encoding="utf-8") as defaults:
         defaults.writelines(f"{name} {value}\n" for name, value in settings.items())
     return folder
 
 
-def start_session(root: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Start the process's session with its warehouse under ``root``; ``settings`` go before those of tests."""
+def start_session(
+    root: Path, settings: Mapping[str, str] | None = None, archived_at_exit: str | None = None
+) -> SparkSession:
+    """Start the process's session with its warehouse under ``root``; ``settings`` go before those of tests.
+
+    ``archived_at_exit`` is where its classes are archived at its end (see :mod:`.class_archive`).
+    """
     builder = SparkSession.builder.appName("tests")
     for name, value in {**TEST_SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
-    spark = builder.config("spark.sql.warehouse.dir", f"file:{root}/warehouse").getOrCreate()
+    options = _java_options(_configuration(), archived_at_exit)
+    builder = builder.config(JAVA_OPTIONS, options)
+    builder = builder.config("spark.sql.warehouse.dir", f"file:{root}/warehouse")
+    with environment(**process_environment()):
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def process_environment(*options: str) -> dict[str, str]:
+    """Return an environment in which Python starts Spark with its configuration and the archive of classes.
+
+    That folder isn't on Java's class path then (see :mod:`.class_archive`); ``options`` are further ones of
+    spark-submit.
+    """
+    NO_CONFIGURATION.mkdir(parents=True, exist_ok=True)
+    folder = _configuration()
+    properties = ["--properties-file", str(folder / "spark-defaults.conf")]
+    return {
+        CONFIGURATION: str(folder),
+        "SPARK_CONF_DIR": str(NO_CONFIGURATION),
+        "PYSPARK_SUBMIT_ARGS": shlex.join([*properties, *options, "pyspark-shell"]),
+    }
+
+
+def _configuration() -> Path:
+    """Return the folder of Spark's configuration, also in a process of that environment."""
+    return Path(os.environ.get(CONFIGURATION) or os.environ["SPARK_CONF_DIR"])
+
+
+def _java_options(configuration: Path, archived_at_exit: str | None = None) -> str:
+    log = f" -Dlog4j2.configurationFile=file:{configuration / 'log4j2.properties'}"
+    return TEST_SETTINGS[JAVA_OPTIONS] + log + archive_options(archived_at_exit)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from jsonargparse import auto_cli
 from tabulate import tabulate
 
+from tests.support.class_archive import make_archive
 from tests.support.killer import TableState
 from tests.support.session import start_session
 from tests.torture.executors import lose_executors, running_executors
@@ -71,6 +72,7 @@ def main(
         print(f"{time.monotonic() - started:6.0f} s  {sentence}", file=sys.stderr, flush=True)
         return is_sound
 
+    make_archive()
     plan = Plan(kills, pairs, orders, seed)
     # A process a writer: a session's cached tables and catalog are those of one writer only.
     context = multiprocessing.get_context("spawn")

@@ -400,7 +400,6 @@ def test_killed_between_its_two_tables_the_next_run_completes_the_batch(stream: 
         [sys.executable, "-m", "python_jobs.error_management.dead_letter", "--config", str(config)],
         stream.path("main"),
         TableState.DATA_WITHOUT_LOG,
-        env={"PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
     )
     assert state is TableState.DATA_WITHOUT_LOG
     assert (stream.table("main").count(), stream.table("dead").count()) == (1, 1)

@@ -311,7 +311,6 @@ def test_killed_while_it_writes_the_next_run_has_each_record_once(bronze: Bronze
         ],
         bronze.target,
         TableState.DATA_WITHOUT_LOG,
-        env={"PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
     )
     assert state is TableState.DATA_WITHOUT_LOG
     assert bronze.rows().count() == 3

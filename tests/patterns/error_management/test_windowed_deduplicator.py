@@ -362,7 +362,6 @@ def test_killed_between_its_two_tables_the_next_run_completes_the_batch(
          "--config", str(tmp_path / "job.yml")],
         stream.path("target"),
         TableState.DATA_WITHOUT_LOG,
-        env={"PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
     )  # fmt: skip
     assert state is TableState.DATA_WITHOUT_LOG
     assert (stream.numbers(), stream.numbers("dead")) == ([0], [3])

@@ -492,8 +492,7 @@ def test_a_killed_overwrite_leaves_the_version_before_and_the_retry_succeeds(
     devices.land("2024-09-22", CORRECTED)
     given = devices.arguments("2024-09-22") | {"partition": '{"execution_date": "2024-09-22"}'}
     argv = [sys.executable, str(JOB), *(f"--{name}={value}" for name, value in given.items())]
-    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
-    assert run_and_kill(argv, devices.target, TableState.DATA_WITHOUT_LOG, env) is TableState.DATA_WITHOUT_LOG
+    assert run_and_kill(argv, devices.target, TableState.DATA_WITHOUT_LOG) is TableState.DATA_WITHOUT_LOG
     assert_rows(devices.rows(), before)
     devices.load("2024-09-22")
     days = {"2024-09-21": DAYS["2024-09-21"], "2024-09-22": CORRECTED}

@@ -438,8 +438,7 @@ def test_a_backfill_killed_after_its_restore_is_completed_by_the_next_run(letter
         "--query", parameters.query, "--execution_time", parameters.execution_time, "--key", '["id"]',
         "--is_deleted", "is_deleted", "--deletes", "hard",
     ]  # fmt: skip
-    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
-    assert run_and_kill(argv, letters.target, TableState.LOG_WRITTEN, env) is TableState.LOG_WRITTEN
+    assert run_and_kill(argv, letters.target, TableState.LOG_WRITTEN) is TableState.LOG_WRITTEN
     assert letters.recorded() == {7: 1, 8: 2}
     assert letters.rows() == AFTER["07"]
     assert letters.run("08")["base"] == "keep"

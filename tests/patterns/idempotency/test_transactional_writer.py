@@ -19,7 +19,7 @@ from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_pa
 from python_jobs.tables import latest_version, write_once
 from tests.support.killer import TableState, run_and_kill
 from tests.support.rows import assert_rows
-from tests.support.session import setting, small_configuration
+from tests.support.session import process_environment, setting
 from tests.support.snippets import snippet
 
 PAGE = "docs/idempotency.md"
@@ -223,10 +223,7 @@ def test_a_lost_task_is_tried_again_and_a_killed_job_is_completed_by_its_rerun(
         ],
         second,
         TableState.DATA_WITHOUT_LOG,
-        env={
-            "SPARK_CONF_DIR": str(small_configuration(tmp_path / "conf")),
-            "PYSPARK_SUBMIT_ARGS": "--master local[1,2] pyspark-shell",
-        },
+        env=process_environment("--master", "local[1,2]"),
     )  # fmt: skip
     assert state is TableState.DATA_WITHOUT_LOG
     assert (tmp_path / "lost").exists()

@@ -240,7 +240,6 @@ def test_a_kill_after_publishing_loses_and_doubles_nothing(captured: Captured) -
         [sys.executable, "-m", "python_jobs.ingestion.change_data_feed", "--config", str(config)],
         captured.target,
         TableState.LOG_WRITTEN,
-        env={"PYSPARK_SUBMIT_ARGS": "--master local[1] pyspark-shell"},
     )
     assert state is TableState.LOG_WRITTEN
     captured.insert(("v3", "home"))

@@ -412,8 +412,7 @@ def test_a_killed_load_leaves_the_version_before_and_the_next_one_completes(
         "--key", '["full_name", "version"]', "--target", devices.target, "--version", "2024-01-02",
     ]  # fmt: skip
     table = devices.target if killed == "public" else f"{devices.target}_20240102"
-    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
-    assert run_and_kill(argv, table, TableState.DATA_WITHOUT_LOG, env) is TableState.DATA_WITHOUT_LOG
+    assert run_and_kill(argv, table, TableState.DATA_WITHOUT_LOG) is TableState.DATA_WITHOUT_LOG
     assert_rows(devices.rows(), DEVICES)
     assert devices.load("2024-01-02")["exposed"]
     assert_rows(devices.rows(), DEVICES_2)

@@ -26,6 +26,7 @@ from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
+from tests.support.session import process_environment
 from tests.support.snippets import snippet
 
 JOB = REPOSITORY / "python_jobs" / "ingestion" / "incremental_loader.py"
@@ -393,12 +394,8 @@ def _command(feed: Feed, *arguments: str) -> list[str]:
 
 def _environment(folder: Path) -> dict[str, str]:
     """A quick small JVM with its temporary files under `folder`."""
-    submit = (
-        f"--master local[1] --driver-memory 512m --conf spark.local.dir={folder}/spark-{os.getuid()} "
-        "--conf spark.sql.shuffle.partitions=1 --conf spark.databricks.delta.snapshotPartitions=1 "
-        "--driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
-    )
-    return {**os.environ, "PYSPARK_SUBMIT_ARGS": submit}
+    local = f"spark.local.dir={folder}/spark-{os.getuid()}"
+    return {**os.environ, **process_environment("--driver-memory", "512m", "--conf", local)}
 
 
 def test_a_run_that_is_overtaken_loads_only_what_is_left(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from python_jobs.postgres import PostgresAccess, one_snapshot, time_slices
 from python_jobs.tables import table_exists
 from services.postgres import Database, Postgres
 from tests.support.rows import assert_rows
+from tests.support.session import process_environment
 from tests.support.snippets import snippet
 
 pytestmark = pytest.mark.postgres
@@ -298,15 +299,15 @@ def test_the_password_is_in_no_plan_log_or_event(legacy: Legacy, tmp_path: Path)
     password_file, events = tmp_path / "password", tmp_path / "events"
     password_file.write_text(legacy.database.password + "\n")
     events.mkdir()
-    settings = [f"spark.eventLog.dir=file:{events}", "spark.eventLog.enabled=true",
-                "spark.eventLog.compress=false", "spark.log.level=INFO"]  # fmt: skip
+    settings = ["--conf", f"spark.eventLog.dir=file:{events}", "--conf", "spark.eventLog.enabled=true",
+                "--conf", "spark.eventLog.compress=false", "--conf", "spark.log.level=INFO"]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "python_jobs.ingestion.incremental_table_loader", "--source=visits",
          f"--target={tmp_path / 'bronze_visits'}", "--delta_column=ingestion_time", "--key=[visit_id]",
          f"--jdbc_url={legacy.database.jdbc_url}", "--user=postgres", f"--password_file={password_file}",
          "--from=2024-03-01T10", "--to=2024-03-01T11"],
         env={name: value for name, value in os.environ.items() if name != PASSWORD}
-        | {"PYSPARK_SUBMIT_ARGS": " ".join(f"--conf {s}" for s in settings) + " --master local[1] pyspark-shell"},
+        | process_environment(*settings),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

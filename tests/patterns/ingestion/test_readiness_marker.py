@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -145,8 +144,7 @@ def test_a_killed_run_leaves_no_marker_and_the_next_one_completes(visits: Visits
         "--source", visits.source, "--target", str(visits.folder), "--event_column", "event_time",
         "--ingestion_column", "ingested_at", "--from", "2024-03-01T10", "--to", "2024-03-01T11",
     ]  # fmt: skip
-    env = {"PYTHONPATH": str(REPOSITORY), "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"]}
-    run_and_kill(argv, partition, TableState.DATA_WITHOUT_LOG, env)
+    run_and_kill(argv, partition, TableState.DATA_WITHOUT_LOG)
     assert not is_ready(marker=str(partition))
     visits.make("10", "11")
     assert is_ready(marker=str(partition))
