@@ -45,48 +45,12 @@ class Record:
     """Milliseconds since 1970; None: the clock."""
 
 
-class Broker:
-    """One broker with its data folder; it keeps port and data when it is stopped or killed and started."""
+class Cluster:
+    """Brokers that run, seen by their clients."""
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
-        """Lay out the data folder, unless it is there; :meth:`start` runs the broker.
-
-        Args:
-            folder: data, settings and log.
-            port: loopback port of clients; None: a free one.
-        """
-        port, controller_port = port or free_port(), free_port()
-        self.bootstrap_servers = f"{HOST}:{port}"
-        folder = folder.absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = folder / "server.properties"
-        settings.write_text(_settings(folder, port, controller_port), encoding="utf-8")
-        if not (folder / "data" / "meta.properties").exists():
-            _format(settings)
-        self._process = Process(
-            "kafka",
-            [*java("kafka"), "kafka.Kafka", str(settings)],
-            folder,
-            lambda log: self._answers(),
-            ports=(port, controller_port),
-        )
-
-    def start(self) -> None:
-        """Start the broker and wait until it answers."""
-        self._process.start()
-
-    def stop(self) -> None:
-        """Shut the broker down."""
-        self._process.stop()
-
-    def kill(self) -> None:
-        """End the broker as a crash would."""
-        self._process.kill()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the broker's process lives."""
-        return self._process.is_running
+    def __init__(self, bootstrap_servers: str) -> None:
+        """Name the brokers, host:port,host:port; nothing is asked of them yet."""
+        self.bootstrap_servers = bootstrap_servers
 
     @cached_property
     def admin(self) -> AdminClient:
@@ -182,6 +146,50 @@ class Broker:
     def _client(self) -> dict[str, Any]:
         # A broker that is down is what callers ask about; librdkafka would print it as well.
         return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0}
+
+
+class Broker(Cluster):
+    """One broker with its data folder; it keeps port and data when it is stopped or killed and started."""
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        """Lay out the data folder, unless it is there; :meth:`start` runs the broker.
+
+        Args:
+            folder: data, settings and log.
+            port: loopback port of clients; None: a free one.
+        """
+        port, controller_port = port or free_port(), free_port()
+        super().__init__(f"{HOST}:{port}")
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = folder / "server.properties"
+        settings.write_text(_settings(folder, port, controller_port), encoding="utf-8")
+        if not (folder / "data" / "meta.properties").exists():
+            _format(settings)
+        self._process = Process(
+            "kafka",
+            [*java("kafka"), "kafka.Kafka", str(settings)],
+            folder,
+            lambda log: self._answers(),
+            ports=(port, controller_port),
+        )
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """Shut the broker down."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End the broker as a crash would."""
+        self._process.kill()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the broker's process lives."""
+        return self._process.is_running
 
     def _answers(self) -> bool:
         try:

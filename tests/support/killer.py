@@ -244,6 +244,16 @@ def commands_of_group(group: int) -> set[str]:
     return commands
 
 
+def has_connection(process: int) -> bool:
+    """Whether a process has a socket: of a program, its connection to a server; of Spark's driver, that to its JVM."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if str(descriptor.readlink()).startswith("socket:"):
+                    return True
+    return False
+
+
 def kill_group(process: subprocess.Popen[Any]) -> None:
     """SIGKILL to every process of the group, and wait until they are dead."""
     with contextlib.suppress(ProcessLookupError):

@@ -55,6 +55,10 @@ MODELS = {
             'key': ['id'], 'keep_versions': 7}}}) }}
         select * from extract
     """,
+    "wrapped_users": """
+        {{ config(materialized='table') }}
+        {{ lakehouse_patterns.wrapper('extract', {'initial': 'left(name, 1)'}) }}
+    """,
 }
 # A snapshot is made of tables only, not of the session's views.
 SNAPSHOT = """

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from tests.torture.writer import DAYS
+from python_jobs.error_management import dead_letter
+from tests.torture.writer import DAYS, NOW
 
 VISITS = "visit_id string, event_time timestamp, event_date date, page string, number int"
 APPENDED = "visit_id string, user_id int, event_time timestamp, appended_at timestamp, position bigint"
 USERS = "id int, name string, sequence int, changed_at timestamp, is_deleted boolean"
+PAYLOAD = "visit_id string, at string"
+DERIVED_FROM_PAYLOAD = {
+    "broken": {"at": "try_to_timestamp(at)"},
+    "mended": {"at": "coalesce(try_to_timestamp(at), try_to_timestamp(at, 'dd/MM/yyyy'))"},
+}
 DEVICES = 5_000
 Rows = Sequence[tuple[Any, ...]]
 
@@ -42,6 +49,14 @@ def visits_by_day(spark: SparkSession, folder: Path) -> None:
         rows.write.format("delta").mode("append").save(str(folder / "visits"))
 
 
+def arrived_visits(spark: SparkSession, folder: Path) -> None:
+    """Append each day's visits with the time at which they came: that of the day before was late."""
+    for day in DAYS:
+        rows = [(*row, noon(day) + dt.timedelta(hours=1)) for row in visits(day)]
+        frame = spark.createDataFrame(rows, f"{VISITS}, arrived_at timestamp").coalesce(1)
+        frame.write.format("delta").mode("append").save(str(folder / "visits"))
+
+
 def visits_by_event_date(spark: SparkSession, folder: Path) -> None:
     """The same, partitioned by the date of the event."""
     rows = spark.createDataFrame([row for day in DAYS for row in visits(day)], VISITS).coalesce(1)
@@ -67,6 +82,28 @@ def payloads(spark: SparkSession, folder: Path) -> None:
         lines = [(json.dumps({"visit_id": f"v{number}", "number": number}),), (f"not json {number}",)]
         rows = spark.createDataFrame(lines, "payload string").coalesce(1)
         rows.write.format("delta").mode("append").save(str(folder / "lines"))
+
+
+def dead_letters(spark: SparkSession, folder: Path) -> None:
+    """Parse two lines of each day by a broken expression: one is set aside."""
+    lines = [
+        (json.dumps({"visit_id": f"{kind}{number}", "at": f"{day:{form}}"}),)
+        for number, day in enumerate(DAYS)
+        for kind, form in (("v", "%F"), ("w", "%d/%m/%Y"))
+    ]
+    rows = spark.createDataFrame(lines, "payload string").coalesce(1)
+    rows.write.format("delta").save(str(folder / "lines"))
+    parameters = dead_letter.Parameters(
+        source=str(folder / "lines"),
+        target=str(folder / "parsed"),
+        dead_letter=str(folder / "dead"),
+        checkpoint=str(folder / "checkpoint"),
+        schema=PAYLOAD,
+        derive=DERIVED_FROM_PAYLOAD["broken"],
+        require=["at"],
+        now=NOW,
+    )
+    dead_letter.run(spark, parameters)
 
 
 def days_of_files(_: SparkSession, folder: Path) -> None:
@@ -100,6 +137,17 @@ def csv_of_devices(_: object, folder: Path) -> None:
         (folder / "landing" / f"{day}.csv").write_text(text, encoding="utf-8")
 
 
+def parts_of_devices(_: object, folder: Path) -> None:
+    """Land a folder a day, each with a file more, all of them new."""
+    for number, day in enumerate(DAYS):
+        place = folder / "landing" / f"date={day}"
+        place.mkdir(parents=True)
+        for part in range(number + 2):
+            (place / f"part-{part}.json").write_text(
+                f'{{"day": "{day}", "part": {part}}}\n', encoding="utf-8"
+            )
+
+
 def small_files(spark: SparkSession, folder: Path) -> None:
     """Append four small files to each of a table's partitions."""
     for number in range(4):
@@ -117,6 +165,18 @@ def changes(day: dt.date) -> Rows:
     if number > 2:
         rows.append((number - 3, None, number, at, True))
     return rows
+
+
+def changed_users(spark: SparkSession, folder: Path) -> None:
+    """Merge each day's changes into a table that records them, a commit a day."""
+    path = str(folder / "users")
+    feed = "tblproperties ('delta.enableChangeDataFeed' = 'true')"
+    spark.sql(f"create table delta.`{path}` ({USERS}) using delta {feed}")
+    for day in DAYS:
+        rows = spark.createDataFrame(changes(day), USERS).alias("s")
+        merge = DeltaTable.forPath(spark, path).alias("t").merge(rows, "t.id = s.id")
+        merge = merge.whenMatchedDelete("s.is_deleted").whenMatchedUpdateAll()
+        merge.whenNotMatchedInsertAll("not s.is_deleted").execute()
 
 
 def extract(day: dt.date) -> Rows:

@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
-from collections import Counter
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
+from python_jobs.data_value import wrapper
 from python_jobs.error_management import (
     dead_letter,
+    dead_letter_queue,
+    dead_letter_replay,
+    dynamic_late_data_integrator,
     filter_interceptor,
     late_data_detector,
     static_late_data_integrator,
     windowed_counter,
     windowed_deduplicator,
 )
+from python_jobs.error_management.late_state import StateTable
 from python_jobs.idempotency import (
     backfill,
     data_overwrite,
     keyed_sessions,
-    proxy,
     stateful_merger,
+    time_travel,
     transactional_writer,
 )
 from python_jobs.ingestion import (
+    change_data_feed,
     compactor,
     full_loader,
     incremental_loader,
     incremental_table_loader,
-    passthrough_replicator,
     transformation_replicator,
 )
-from python_jobs.pointers import PointedDataset
 from tests.torture.inputs import (
+    DERIVED_FROM_PAYLOAD,
+    PAYLOAD,
     VISITS,
     appended_visits,
+    changed_users,
     days_of_files,
+    dead_letters,
     lists_of_devices,
     payloads,
     small_files,
     visits_by_day,
     visits_by_event_date,
 )
-from tests.torture.stores import FileStore, Rows
-from tests.torture.writer import DAYS, NOW, Day, Run, Writer, in_order, orchestrated
+from tests.torture.writer import DAYS, NOW, Writer, by_day, orchestrated, stream
 
 # --- jobs that do a day -----------------------------------------------------------------------------------
 
@@ -190,16 +197,85 @@ def replica(spark: SparkSession, folder: Path, _: dt.date) -> None:
     transformation_replicator.run(spark, parameters)
 
 
-def version_exposed(spark: SparkSession, folder: Path, day: dt.date) -> None:
-    """Proxy, all visits up to a day; a run is named after its start, so that each try has a name of its own."""
-    target = folder / "proxied"
-    tries = len(PointedDataset(spark, str(target)).versions())
-    parameters = proxy.Parameters(
-        target=str(target),
-        query=f"select * from delta.`{folder}/visits` where event_date <= '{day}'",
-        started_at=f"{dt.datetime(2024, 3, 31, tzinfo=dt.UTC) + dt.timedelta(seconds=tries)}",
+def letter_replayed(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Dead-Letter's replay, the letter of a day, by an expression that is mended."""
+    parameters = dead_letter_replay.Parameters(
+        target=str(folder / "parsed"),
+        dead_letter=str(folder / "dead"),
+        schema=PAYLOAD,
+        derive=DERIVED_FROM_PAYLOAD["mended"],
+        require=["at"],
+        where=_letter_of(day),
+        publish_partitions=True,
+        now=NOW,
     )
-    proxy.run(spark, parameters)
+    dead_letter_replay.run(spark, parameters)
+
+
+def letter_given_up(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Dead-Letter's queue, the letter of a day."""
+    parameters = dead_letter_queue.Parameters(
+        dead_letter=str(folder / "dead"), action="discard", where=_letter_of(day), reason="too old", now=NOW
+    )
+    dead_letter_queue.run(spark, parameters)
+
+
+def _letter_of(day: dt.date) -> str:
+    return f"payload like '%{day:%d/%m/%Y}%'"
+
+
+def lines_wrapped(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Wrapper, the file of a day as a batch."""
+    parameters = wrapper.Parameters(
+        source=str(folder / "landing" / f"date={day}"),
+        target=str(folder / "envelopes"),
+        job_version="1",
+        source_format="files",
+        batch_version=day.day,
+    )
+    wrapper.run(spark, parameters)
+
+
+def version_named(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Time Travel, the version that a day's commit made."""
+    parameters = time_travel.Parameters(
+        table=str(folder / "visits"),
+        registry=str(folder / "versions"),
+        action="name",
+        name=f"day-{day}",
+        version=DAYS.index(day),
+        keep_until="2034-12-31",
+    )
+    time_travel.run(spark, parameters)
+
+
+def late_dates_integrated(spark: SparkSession, folder: Path) -> None:
+    """Dynamic Late Data Integrator, day by day; first the claims of a run that died are released.
+
+    A run is named after its process, so that it can be told whether it lives.
+    """
+
+    def act(action: Literal["run", "release"], run_id: str, day: dt.date) -> None:
+        parameters = dynamic_late_data_integrator.Parameters(
+            source=str(folder / "visits"),
+            target=str(folder / "counts"),
+            state=str(folder / "state"),
+            query="select event_date, count(*) as visits from {source} where event_date = {date} group by event_date",
+            date=f"{day}",
+            action=action,
+            run_id=run_id,
+            now=NOW,
+        )
+        dynamic_late_data_integrator.run(spark, parameters)
+
+    claimed_by = {
+        known.claimed_by for known in StateTable(spark, str(folder / "state")).read().dates.values()
+    }
+    for run_id in claimed_by - {None}:
+        if not Path(f"/proc/{run_id}").exists():
+            act("release", f"{run_id}", DAYS[0])
+    for day in DAYS:
+        act("run", f"{os.getpid()}", day)
 
 
 # --- jobs that do what is there ---------------------------------------------------------------------------
@@ -282,49 +358,25 @@ def sessions(spark: SparkSession, folder: Path) -> None:
     keyed_sessions.run(spark, parameters)
 
 
-def copied_bytes(spark: SparkSession, folder: Path) -> None:
-    """Passthrough Replicator, a Delta table as files."""
-    parameters = passthrough_replicator.Parameters(
-        source=str(folder / "visits"), target=str(folder / "staging"), threads=1
+def changes_as_events(spark: SparkSession, folder: Path) -> None:
+    """Change Data Capture of a Delta table into another one, a commit a batch."""
+    publish_changes(spark, folder, target=str(folder / "events"))
+
+
+def publish_changes(spark: SparkSession, folder: Path, **destination: Any) -> None:
+    """Run the job from the first commit on that has rows."""
+    parameters = change_data_feed.Parameters(
+        source=str(folder / "users"),
+        key=["id"],
+        checkpoint=str(folder / "checkpoint"),
+        starting_version=1,
+        max_files_per_trigger=1,
+        **destination,
     )
-    passthrough_replicator.run(spark, parameters)
-
-
-# --- files ------------------------------------------------------------------------------------------------
-
-
-def hashes_of_files(_: SparkSession, folder: Path) -> Rows:
-    """Return path and content of each file."""
-    return Counter(
-        (str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest())
-        for path in folder.rglob("*")
-        if path.is_file()
-    )
-
-
-def exposed_rows(spark: SparkSession, folder: Path) -> Rows:
-    """Return the rows of the version that the pointer names."""
-    return Counter(tuple(map(repr, row)) for row in proxy.read_exposed(spark, str(folder)).collect())
-
-
-COPIES = FileStore(lambda path: not path.parts[0].startswith(".passthrough"), hashes_of_files)
-VERSIONS = FileStore(lambda path: path.parts[0] == "_manifests", exposed_rows)
+    change_data_feed.run(spark, parameters)
 
 
 # --- all of them ------------------------------------------------------------------------------------------
-
-
-def by_day(
-    name: str, prepare: Run, day: Day, tables: tuple[str, ...], *, any_order: bool = False, pairs: bool = True
-) -> Writer:
-    """Return a writer that does all its days again, whatever is there."""
-    run, one_day = in_order(day), day if any_order else None
-    return Writer(name, prepare, run, tables, day=one_day, pairs=pairs, on_cluster=True)
-
-
-def stream(name: str, prepare: Run, run: Run, tables: tuple[str, ...]) -> Writer:
-    """Return a writer that goes on from its checkpoint, which is one query's at a time."""
-    return Writer(name, prepare, run, tables, resumes=True, pairs=False, on_cluster=True)
 
 
 def job_writers() -> Iterator[Writer]:
@@ -336,6 +388,10 @@ def job_writers() -> Iterator[Writer]:
     versions = tuple(f"devices_{day:%Y%m%d}" for day in DAYS)
     yield by_day("full_loader", lists_of_devices, list_of_a_day, ("devices", *versions))
     yield stream("dead_letter", payloads, lines_to_rows, ("parsed", "dead"))
+    yield by_day("dead_letter_replay", dead_letters, letter_replayed, ("parsed", "dead"), adds_once=True)
+    yield by_day(
+        "dead_letter_queue", dead_letters, letter_given_up, ("dead",), adds_once=True, on_cluster=False
+    )
     yield stream("windowed_deduplicator", visits_by_day, unique_visits, ("unique",))
     yield stream("late_data_detector", visits_by_day, late_visits, ("on_time", "late", "watermarks"))
     yield stream("windowed_counter", visits_by_day, counted_windows, ("counts",))
@@ -346,6 +402,13 @@ def job_writers() -> Iterator[Writer]:
         day_and_the_one_before,
         ("counts",),
         any_order=True,
+    )
+    yield Writer(
+        "dynamic_late_data_integrator",
+        visits_by_event_date,
+        late_dates_integrated,
+        ("counts",),
+        on_cluster=True,
     )
     yield by_day("data_overwrite", visits_by_event_date, day_replaced, ("copy",), any_order=True)
     yield Writer("backfill", visits_by_event_date, week_backfilled, ("counts",), resumes=True)
@@ -358,15 +421,9 @@ def job_writers() -> Iterator[Writer]:
         resumes=True,
         on_cluster=True,
     )
+    yield by_day("time_travel", visits_by_day, version_named, ("versions",), on_cluster=False)
+    yield by_day("wrapper", days_of_files, lines_wrapped, ("envelopes",), adds_once=True)
     yield by_day("filter_interceptor", visits_by_day, day_filtered, ("valid", "statistics"))
     yield by_day("compactor", small_files, partition_compacted, ("table",))
     yield by_day("transformation_replicator", visits_by_day, replica, ("replica",), pairs=False)
-    yield Writer(
-        "passthrough_replicator",
-        visits_by_day,
-        copied_bytes,
-        ("staging",),
-        pairs=False,
-        store=COPIES,
-    )
-    yield Writer("proxy", visits_by_event_date, in_order(version_exposed), ("proxied",), store=VERSIONS)
+    yield stream("change_data_feed", changed_users, changes_as_events, ("events",))

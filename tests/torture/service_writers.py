@@ -1,76 +1,34 @@
-"""Writers that talk to a service: streams from Kafka, and programs that write to PostgreSQL."""
+"""Writers that are programs without Spark: they write to PostgreSQL and to an S3 store."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
-import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
-from python_jobs.error_management import checkpointer
-from python_jobs.ingestion import change_data_capture
-from services import full_loader_postgres, stateful_merger_postgres, transactional_writer_postgres
-from services.kafka import Record, running_broker
+from services import (
+    fast_metadata_cleaner_postgres,
+    full_loader_postgres,
+    proxy_object_store,
+    proxy_postgres,
+    stateful_merger_postgres,
+    transactional_writer_postgres,
+)
+from services.object_store import running_object_store
 from services.postgres import running_postgres
+from services.postgres_relations import connect_by_environment
 from tests.support.session import environment
-from tests.torture.inputs import csv_of_devices, noon
+from tests.torture.inputs import csv_of_devices, parts_of_devices
+from tests.torture.service_stores import BucketStore, bucket, client
 from tests.torture.stores import PostgresStore
-from tests.torture.writer import DAYS, NOW, Day, Writer, in_order, nothing
+from tests.torture.writer import DAYS, NOW, Day, Writer, in_order
 
-KAFKA, TOPIC = "TORTURE_KAFKA", "visits"
-DEVICES = "type text not null, version text not null, full_name text, primary key (type, version)"
-
-
-# --- Kafka ------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def week_in_kafka(folder: Path) -> Iterator[None]:
-    """Run a broker with a topic of four visits a day, in two partitions."""
-    with running_broker(folder / "kafka") as broker, environment(**{KAFKA: broker.bootstrap_servers}):
-        broker.create_topic(TOPIC, partitions=2)
-        records = []
-        for day in DAYS:
-            for visit in range(4):
-                moment = noon(day) + dt.timedelta(minutes=visit)
-                value = json.dumps({"user_id": visit // 2, "event_time": f"{moment:%FT%TZ}"}).encode()
-                record = Record(value, partition=visit % 2, timestamp=int(moment.timestamp() * 1000))
-                records.append(record)
-        broker.produce(TOPIC, records)
-        yield
-
-
-def records_to_bronze(spark: SparkSession, folder: Path) -> None:
-    """Change Data Capture, four records a batch."""
-    parameters = change_data_capture.Parameters(
-        bootstrap_servers=os.environ[KAFKA],
-        topics=[TOPIC],
-        target=str(folder / "bronze"),
-        checkpoint=str(folder / "checkpoint"),
-        max_records_per_trigger=4,
-        now=NOW,
-    )
-    change_data_capture.run(spark, parameters)
-
-
-def users_by_window(spark: SparkSession, folder: Path) -> None:
-    """Checkpointer, four records a batch."""
-    parameters = checkpointer.Parameters(
-        bootstrap_servers=os.environ[KAFKA],
-        topic=TOPIC,
-        key="get_json_object(payload, '$.user_id')",
-        event_time="try_to_timestamp(get_json_object(payload, '$.event_time'))",
-        target=str(folder / "counts"),
-        checkpoint=str(folder / "checkpoint"),
-        max_records_per_trigger=4,
-        ephemeral=True,
-    )
-    checkpointer.run(spark, parameters)
+COLUMNS = "type text not null, version text not null, full_name text"
+DEVICES = f"{COLUMNS}, primary key (type, version)"
+CUSTODIAN, LOADER = "custodian", "loader"
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------
@@ -85,6 +43,7 @@ def server(_: Path) -> Iterator[None]:
         running_postgres(Path(folder) / "server") as postgres,
         environment(**postgres.environment(Path(folder) / "pgpass")),
     ):
+        postgres.execute(f"create role {CUSTODIAN}", f"create role {LOADER} login password '{LOADER}'")
         yield
 
 
@@ -120,7 +79,77 @@ def increment_merged(_: None, folder: Path, day: dt.date) -> None:
     stateful_merger_postgres.run(parameters)
 
 
-def _program(name: str, day: Day, *tables: str, target_exists: bool = True) -> Writer:
+def day_behind_a_view(_: None, folder: Path, day: dt.date) -> None:
+    """Fast Metadata Cleaner: the first day of the month cleans it, the others append."""
+    parameters = fast_metadata_cleaner_postgres.Parameters(
+        target="devices",
+        unit="month",
+        source=str(folder / "landing" / f"{day}.csv"),
+        date=f"{day}",
+        columns=COLUMNS,
+        now=NOW,
+    )
+    fast_metadata_cleaner_postgres.run(parameters)
+
+
+def table_for_good(_: None, folder: Path, day: dt.date) -> None:
+    """Proxy, as the role that loads; each try has a name of its own."""
+    with environment(PGUSER=LOADER, PGPASSWORD=LOADER):
+        with connect_by_environment() as connection:
+            tries = connection.execute("select count(*) from devices_versions").fetchone()
+        assert tries is not None
+        parameters = proxy_postgres.Parameters(
+            "devices",
+            source=str(folder / "landing" / f"{day}.csv"),
+            columns=DEVICES,
+            started_at=_start(tries[0]),
+        )
+        proxy_postgres.run(parameters)
+
+
+@dataclass(frozen=True)
+class HandedOver(PostgresStore):
+    """Databases in which the custodian takes tables over."""
+
+    def set_up(self, folder: Path) -> None:
+        """Create the folder's database, its registry and function."""
+        super().set_up(folder)
+        with environment(PGDATABASE=folder.name):
+            proxy_postgres.run(
+                proxy_postgres.Parameters("devices", step="setup", custodian=CUSTODIAN, loader=LOADER)
+            )
+
+
+def _start(tries: int) -> str:
+    return f"{dt.datetime(2024, 3, 31, tzinfo=dt.UTC) + dt.timedelta(seconds=tries)}"
+
+
+# --- S3 ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def store(folder: Path) -> Iterator[None]:
+    """Run a store; the variables of AWS say where."""
+    with running_object_store(folder / "s3") as running, environment(**running.environment(folder / "aws")):
+        yield
+
+
+def files_for_good(_: None, folder: Path, day: dt.date) -> None:
+    """Proxy in an S3 store; each try has a name of its own."""
+    versions = client().list_objects_v2(Bucket=bucket(folder), Prefix="devices/_versions/", Delimiter="/")
+    parameters = proxy_object_store.Parameters(
+        bucket=bucket(folder),
+        dataset="devices",
+        source=str(folder / "landing" / f"date={day}"),
+        started_at=_start(len(versions.get("CommonPrefixes", []))),
+    )
+    proxy_object_store.run(parameters)
+
+
+# --- all of them ------------------------------------------------------------------------------------------
+
+
+def _program(name: str, day: Day, *tables: str, database: PostgresStore | None = None) -> Writer:
     def in_its_database(spark: None, folder: Path, date: dt.date) -> None:
         with environment(PGDATABASE=folder.name):
             day(spark, folder, date)
@@ -131,19 +160,28 @@ def _program(name: str, day: Day, *tables: str, target_exists: bool = True) -> W
         in_order(in_its_database),
         tables,
         needs_spark=False,
-        store=PostgresStore({"devices": DEVICES} if target_exists else {}),
+        store=database or PostgresStore(),
         service=server,
     )
 
 
 def service_writers() -> Iterator[Writer]:
-    """Yield the streams and programs."""
-    for name, run, table in (
-        ("change_data_capture", records_to_bronze, "bronze"),
-        ("checkpointer", users_by_window, "counts"),
-    ):
-        yield Writer(name, nothing, run, (table,), resumes=True, pairs=False, service=week_in_kafka)
-    yield _program("transactional_writer", files_in_one_transaction, "devices", "devices__runs")
-    yield _program("stateful_merger", increment_merged, "devices", "devices_history")
+    """Yield the programs."""
+    with_table = PostgresStore({"devices": DEVICES})
+    yield _program(
+        "transactional_writer", files_in_one_transaction, "devices", "devices__runs", database=with_table
+    )
+    yield _program("stateful_merger", increment_merged, "devices", "devices_history", database=with_table)
     versions = [f"devices_{day:%Y%m%d}" for day in DAYS]
-    yield _program("full_loader", list_behind_a_view, "devices", *versions, target_exists=False)
+    yield _program("full_loader", list_behind_a_view, "devices", *versions)
+    yield _program("fast_metadata_cleaner", day_behind_a_view, "devices", "devices__units", "devices__loads")
+    yield _program("proxy", table_for_good, "devices", database=HandedOver())
+    yield Writer(
+        "proxy (S3)",
+        parts_of_devices,
+        in_order(files_for_good),
+        ("devices",),
+        needs_spark=False,
+        store=BucketStore(),
+        service=store,
+    )

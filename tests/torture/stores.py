@@ -1,4 +1,7 @@
-"""Where writers write: Delta tables, plain files, PostgreSQL; how far a write has come there, and what it has left."""
+"""Where writers write: Delta tables, plain files, PostgreSQL; how far a write has come there, and what it has left.
+
+Kafka's topics and S3's buckets are in :mod:`.service_stores`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from tests.support.killer import Observed, TableFiles, commands_of_group
+from tests.support.killer import Observed, TableFiles, has_connection
 from tests.support.rows import CLOCK_COLUMNS
 
 Rows = Counter[tuple[str, ...]]
@@ -44,17 +47,25 @@ class Store(ABC):
         """Return the rows, as texts, without what differs between any two runs; none of an absent table."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A table that is looked at as often as the killer asks."""
+
+    store: Store
+    folder: Path
+    table: str
+
+    def files(self) -> TableFiles:
+        """Return what is written and what is committed now."""
+        return self.store.files(self.folder, self.table)
+
+    def was_opened(self, group: int) -> bool:
+        """Return whether the writer has come to its JVM or its service: before that it opens no connection."""
+        return has_connection(group)
+
+
 def _place(folder: Path, table: str) -> Path:
     return folder / table.format(folder=folder.name)
-
-
-def delta_rows(spark: Any, path: Path) -> Rows:
-    """Return the rows of a Delta table as :meth:`Store.rows` does."""
-    if not (path / "_delta_log").is_dir():
-        return Counter()
-    table = spark.read.format("delta").load(str(path))
-    columns = sorted(set(table.columns) - DIFFERS)
-    return Counter(tuple(map(repr, row)) for row in table.select(*columns).collect())
 
 
 class DeltaStore(Store):
@@ -69,8 +80,14 @@ class DeltaStore(Store):
         return TableFiles.of(_place(folder, table))
 
     def rows(self, spark: Any, folder: Path, table: str) -> Rows:
-        """Return the current version's rows."""
-        return delta_rows(spark, _place(folder, table))
+        """Return the current version's rows; paths in them begin below the folder."""
+        place = _place(folder, table)
+        if not (place / "_delta_log").is_dir():
+            return Counter()
+        table_now = spark.read.format("delta").load(str(place))
+        columns = sorted(set(table_now.columns) - DIFFERS)
+        rows = table_now.select(*columns).collect()
+        return Counter(tuple(repr(value).replace(str(folder), "") for value in row) for row in rows)
 
 
 DELTA = DeltaStore()
@@ -88,34 +105,23 @@ class FileStore(Store):
     @contextlib.contextmanager
     def observed(self, folder: Path, table: str) -> Iterator[Path | Observed]:
         """Yield the folder, seen as often as it is asked for."""
-        yield _SeenFolder(self, folder, table)
+        yield Seen(self, folder, table)
 
     def files(self, folder: Path, table: str) -> TableFiles:
-        """Return the files on their way and those that readers look at."""
+        """Return the files on their way and those that readers look at, which are new ones when they are replaced."""
         place = _place(folder, table)
         found: dict[bool, set[str]] = {True: set(), False: set()}
         for parent, _, names in os.walk(place):
             for name in names:
-                path = Path(parent, name).relative_to(place)
-                found[self.is_committed(path)].add(str(path))
+                file = Path(parent, name)
+                path = file.relative_to(place)
+                with contextlib.suppress(FileNotFoundError):
+                    found[self.is_committed(path)].add(f"{path} of {file.stat().st_mtime_ns}")
         return TableFiles(data=frozenset(found[False]), log=frozenset(found[True]))
 
     def rows(self, spark: Any, folder: Path, table: str) -> Rows:
         """Return what readers find."""
         return self.read(spark, _place(folder, table))
-
-
-@dataclass(frozen=True)
-class _SeenFolder:
-    store: FileStore
-    folder: Path
-    table: str
-
-    def files(self) -> TableFiles:
-        return self.store.files(self.folder, self.table)
-
-    def was_opened(self, group: int) -> bool:
-        return "java" in commands_of_group(group)
 
 
 @dataclass(frozen=True)

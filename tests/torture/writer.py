@@ -84,3 +84,42 @@ def orchestrated(day: Day) -> Run:
                 (done / f"{date}").touch()
 
     return run
+
+
+def by_day(
+    name: str,
+    prepare: Run,
+    day: Day,
+    tables: tuple[str, ...],
+    *,
+    any_order: bool = False,
+    adds_once: bool = False,
+    pairs: bool = True,
+    on_cluster: bool = True,
+    store: Store = DELTA,
+) -> Writer:
+    """Return a writer that does all its days again, whatever is there.
+
+    Args:
+        name, prepare, tables, pairs, on_cluster, store: as :class:`Writer` has them.
+        day: does a day.
+        any_order: whether the days may be done in any order.
+        adds_once: whether a day that is done commits nothing when it is done again.
+    """
+    run, one_day = in_order(day), day if any_order else None
+    return Writer(
+        name,
+        prepare,
+        run,
+        tables,
+        resumes=adds_once,
+        day=one_day,
+        pairs=pairs,
+        on_cluster=on_cluster,
+        store=store,
+    )
+
+
+def stream(name: str, prepare: Run, run: Run, tables: tuple[str, ...]) -> Writer:
+    """Return a writer that goes on from its checkpoint, which is one query's at a time."""
+    return Writer(name, prepare, run, tables, resumes=True, pairs=False, on_cluster=True)

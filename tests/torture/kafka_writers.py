@@ -1,0 +1,169 @@
+"""Writers that read from Kafka or write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from python_jobs.error_management import checkpointer, kafka_consumer
+from python_jobs.ingestion import change_data_capture
+from services import topic_replicator, transactional_producer
+from services.kafka import Record, running_broker
+from services.topic_replicator import Replicator, run_until_stopped
+from services.transactional_producer import Reducer
+from tests.support.session import environment
+from tests.torture.inputs import changed_users, noon
+from tests.torture.job_writers import publish_changes
+from tests.torture.service_stores import KAFKA, PARTITIONS, TopicStore, batches_committed, position_of
+from tests.torture.writer import DAYS, NOW, Writer, nothing
+
+TOPIC, LONG_TOPIC = "visits", "many_visits"
+MANY = 10_000
+
+
+@contextlib.contextmanager
+def week_in_kafka(folder: Path) -> Iterator[None]:
+    """Run a broker with a topic of four visits a day.
+
+    A second topic has so many that transactions follow each other for a while.
+    """
+    with running_broker(folder / "kafka") as broker, environment(**{KAFKA: broker.bootstrap_servers}):
+        for topic in (TOPIC, LONG_TOPIC):
+            broker.create_topic(topic, partitions=PARTITIONS)
+        broker.produce(TOPIC, [_visit(day, visit) for day in DAYS for visit in range(4)])
+        broker.produce(LONG_TOPIC, [_visit(DAYS[0], visit) for visit in range(MANY)])
+        yield
+
+
+def _visit(day: dt.date, number: int) -> Record:
+    moment = noon(day) + dt.timedelta(minutes=number)
+    value = {"visit_id": number, "user_id": number // 2, "event_time": f"{moment:%FT%TZ}"}
+    milliseconds = int(moment.timestamp() * 1000)
+    return Record(json.dumps(value).encode(), partition=number % PARTITIONS, timestamp=milliseconds)
+
+
+# --- from a topic to a table ------------------------------------------------------------------------------
+
+
+def records_to_bronze(spark: SparkSession, folder: Path) -> None:
+    """Change Data Capture, four records a batch."""
+    parameters = change_data_capture.Parameters(
+        bootstrap_servers=os.environ[KAFKA],
+        topics=[TOPIC],
+        target=str(folder / "bronze"),
+        checkpoint=str(folder / "checkpoint"),
+        max_records_per_trigger=4,
+        now=NOW,
+    )
+    change_data_capture.run(spark, parameters)
+
+
+def users_by_window(spark: SparkSession, folder: Path) -> None:
+    """Checkpointer, four records a batch."""
+    parameters = checkpointer.Parameters(
+        bootstrap_servers=os.environ[KAFKA],
+        topic=TOPIC,
+        key="get_json_object(payload, '$.user_id')",
+        event_time="try_to_timestamp(get_json_object(payload, '$.event_time'))",
+        target=str(folder / "counts"),
+        checkpoint=str(folder / "checkpoint"),
+        max_records_per_trigger=4,
+        ephemeral=True,
+    )
+    checkpointer.run(spark, parameters)
+
+
+def records_with_their_position(spark: SparkSession, folder: Path) -> None:
+    """Checkpointer's plain consumer, four records a commit, the position within it."""
+    parameters = kafka_consumer.Parameters(
+        bootstrap_servers=os.environ[KAFKA],
+        topic=TOPIC,
+        group=folder.name,
+        target=str(folder / "bronze"),
+        commit_every=4,
+        until_end=True,
+        now=NOW,
+    )
+    kafka_consumer.run(spark, parameters)
+
+
+# --- to a topic -------------------------------------------------------------------------------------------
+
+
+def changes_as_messages(spark: SparkSession, folder: Path) -> None:
+    """Change Data Capture of a Delta table into a topic, a commit a batch."""
+    publish_changes(spark, folder, topic=folder.name, bootstrap_servers=os.environ[KAFKA])
+
+
+def copied_records(_: None, folder: Path) -> None:
+    """Passthrough Replicator of a topic."""
+    run_until_stopped(Replicator(topic_replicator.Parameters(**_both_topics(folder))))
+
+
+def reduced_records(_: None, folder: Path) -> None:
+    """Transactional Writer into a topic."""
+    fields = {"visit": "visit_id", "at": "event_time"}
+    parameters = transactional_producer.Parameters(**_both_topics(folder), fields=fields)
+    run_until_stopped(Reducer(parameters))
+
+
+def _both_topics(folder: Path) -> dict[str, Any]:
+    return {
+        "source_topic": LONG_TOPIC,
+        "source_bootstrap_servers": os.environ[KAFKA],
+        "target_topic": folder.name,
+        "target_bootstrap_servers": os.environ[KAFKA],
+        "until_end": True,
+        "commit_seconds": 0.001,
+    }
+
+
+# --- all of them ------------------------------------------------------------------------------------------
+
+
+def kafka_writers() -> Iterator[Writer]:
+    """Yield the streams and programs; two streams on one checkpoint at once aren't promised."""
+    for name, run, table in (
+        ("change_data_capture", records_to_bronze, "bronze"),
+        ("checkpointer", users_by_window, "counts"),
+    ):
+        yield Writer(name, nothing, run, (table,), resumes=True, pairs=False, service=week_in_kafka)
+    yield Writer(
+        "kafka_consumer",
+        nothing,
+        records_with_their_position,
+        ("bronze",),
+        resumes=True,
+        service=week_in_kafka,
+    )
+    yield Writer(
+        "change_data_feed (Kafka)",
+        changed_users,
+        changes_as_messages,
+        ("{folder}",),
+        resumes=True,
+        pairs=False,
+        store=TopicStore(batches_committed, at_least_once=True),
+        service=week_in_kafka,
+    )
+    for program, copy, role in (
+        ("topic_replicator", copied_records, Replicator.role),
+        ("transactional_producer", reduced_records, Reducer.role),
+    ):
+        yield Writer(
+            program,
+            nothing,
+            copy,
+            ("{folder}",),
+            resumes=True,
+            needs_spark=False,
+            store=TopicStore(position_of(f"{role}.{LONG_TOPIC}")),
+            service=week_in_kafka,
+        )
