@@ -260,19 +260,16 @@ class TableSink:
         Raises:
             JobFailed: another process has written records of the partition.
         """
+        before = dict(self._positions)
         for partition, position in positions_behind(records).items():
-            before = self._positions.get(partition)
-            if before is not None and before != self._position(partition):
+            rows = self._rows([record for record in records if record.partition() == partition])
+            if self.positions([partition]).get(partition) != before.get(partition):
                 raise JobFailed(
                     f"another process took {self._params.topic}/{partition} of group {self._params.group} over"
                 )
-            own = [record for record in records if record.partition() == partition]
             transaction = (self._app_id(partition), position)
-            write_once(self._spark, self._rows(own), self._params.target, transaction=transaction)
+            write_once(self._spark, rows, self._params.target, transaction=transaction)
             self._positions[partition] = position
-
-    def _position(self, partition: int) -> int | None:
-        return transaction_version(self._spark, self._params.target, self._app_id(partition))
 
     def _app_id(self, partition: int) -> str:
         params = self._params

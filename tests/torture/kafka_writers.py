@@ -129,7 +129,7 @@ def _both_topics(folder: Path) -> dict[str, Any]:
 
 
 def kafka_writers() -> Iterator[Writer]:
-    """Yield the streams and programs; two streams on one checkpoint at once aren't promised."""
+    """Yield the streams and programs; of two on one checkpoint or group at once nothing is promised."""
     for name, run, table in (
         ("change_data_capture", records_to_bronze, "bronze"),
         ("checkpointer", users_by_window, "counts"),
@@ -141,6 +141,7 @@ def kafka_writers() -> Iterator[Writer]:
         records_with_their_position,
         ("bronze",),
         resumes=True,
+        pairs=False,
         service=week_in_kafka,
     )
     yield Writer(
