@@ -94,10 +94,14 @@ def _partitions(folder: Path) -> list[TopicPartition]:
 # --- S3 ---------------------------------------------------------------------------------------------------
 
 
-@functools.cache
 def client() -> Any:
-    """Return the S3 client of the environment; a process talks to one store only."""
-    return boto3.client("s3")
+    """Return the S3 client of the environment."""
+    return _client(os.environ["AWS_ENDPOINT_URL"])
+
+
+@functools.cache
+def _client(endpoint: str) -> Any:
+    return boto3.client("s3", endpoint_url=endpoint)
 
 
 class BucketStore(Store):

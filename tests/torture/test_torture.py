@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from services import proxy_object_store
+from services.kafka import Broker, Record
+from services.object_store import ObjectStore
 from tests.support.killer import TableState
+from tests.support.session import environment
 from tests.test_second_run import MODELS, PROGRAMS
 from tests.torture import dbt_writers
 from tests.torture import torture as engine
 from tests.torture.file_writers import hashes_of_files
 from tests.torture.inputs import VISITS, visits
+from tests.torture.service_stores import KAFKA, TopicStore, bucket
 from tests.torture.stores import FileStore
 from tests.torture.torture import Plan, torture
 from tests.torture.writer import DAYS, Run, Writer, in_order, nothing
@@ -77,6 +84,49 @@ def test_a_file_on_its_way_is_told_from_one_that_readers_look_at(tmp_path: Path)
         file.parent.mkdir(parents=True)
         file.write_text("x", encoding="utf-8")
         assert store.files(tmp_path, "staging").state_since(before) is state
+
+
+def test_a_marker_that_is_written_again_is_a_new_one(tmp_path: Path) -> None:
+    store = WRITERS["readiness_marker"].store
+    marker = tmp_path / "shared" / "date=2024-03-01" / "_READY"
+    marker.parent.mkdir(parents=True)
+    marker.write_text("{}", encoding="utf-8")
+    before = store.files(tmp_path, "shared")
+    os.utime(marker, ns=(0, 0))
+    assert store.files(tmp_path, "shared").state_since(before) is TableState.LOG_WRITTEN
+
+
+@pytest.mark.kafka
+def test_a_record_that_came_again_is_a_row_unless_that_is_allowed(broker: Broker) -> None:
+    once, folder = TopicStore(lambda _: frozenset()), Path("repeated_records")
+    with environment(**{KAFKA: broker.bootstrap_servers}):
+        once.set_up(folder)
+        before = once.files(folder, "{folder}")
+        broker.produce(folder.name, [Record(b"value", b"key")] * 2)
+        assert once.files(folder, "{folder}").state_since(before) is TableState.DATA_WITHOUT_LOG
+        at_least_once = replace(once, at_least_once=True)
+        assert [store.rows(None, folder, "{folder}").total() for store in (once, at_least_once)] == [2, 1]
+
+
+@pytest.mark.s3
+def test_a_locked_version_is_committed_when_readers_find_it(
+    object_store: ObjectStore, tmp_path: Path
+) -> None:
+    writer, folder = WRITERS["proxy (S3)"], tmp_path / "locked_versions"
+    writer.prepare(None, folder)
+    with environment(**object_store.environment(tmp_path / "aws")):
+        writer.store.set_up(folder)
+        before = writer.store.files(folder, "devices")
+        given: dict[str, Any] = {"bucket": bucket(folder), "dataset": "devices"}
+        source = str(folder / "landing" / "date=2024-03-01")
+        proxy_object_store.run(proxy_object_store.Parameters(**given, source=source, step="load"))
+        assert writer.store.files(folder, "devices").state_since(before) is TableState.DATA_WITHOUT_LOG
+        proxy_object_store.run(proxy_object_store.Parameters(**given, step="expose"))
+        assert writer.store.files(folder, "devices").state_since(before) is TableState.LOG_WRITTEN
+        assert {name for name, _ in writer.store.rows(None, folder, "devices")} == {
+            "part-0.json",
+            "part-1.json",
+        }
 
 
 @pytest.mark.parametrize(("keep", "differing"), [(True, 0), (False, 1)], ids=["own file", "last one wins"])
