@@ -53,6 +53,8 @@ class StreamParameters:
     """Most source files in one batch; Delta's default is 1000."""
     now: str | None = None
     """Processing time (ISO 8601); by default the clock's, for each batch."""
+    start_over: bool = False
+    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
 
     def __post_init__(self) -> None:
         if self.trigger is not None:

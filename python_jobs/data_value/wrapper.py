@@ -55,6 +55,8 @@ class Parameters:
     """Folder of the stream's progress; needed for a Delta source."""
     trigger: str | None = None
     """Pace of an endless stream, such as "10 seconds"; default: what is there, then end."""
+    start_over: bool = False
+    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
     batch_version: int | None = None
     """Version of the batch, needed for files; a stream numbers its micro-batches itself."""
 
@@ -125,7 +127,9 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     tables = {"source": parameters.source, "target": parameters.target}
     contract = {"job": "wrapper"} | {role: table_id(spark, table) for role, table in tables.items()}
     assert parameters.checkpoint is not None
-    writer = _EnvelopeWriter(parameters, claim(spark, parameters.checkpoint, contract))
+    appended = [parameters.target]
+    writer_id = claim(spark, parameters.checkpoint, contract, appended, parameters.start_over)
+    writer = _EnvelopeWriter(parameters, writer_id)
     query = start_stream(spark, parameters.source, writer, parameters.checkpoint, parameters.trigger)
     await_end(query, writer, parameters.source)
     return {"batches": writer.batches, "version": latest_version(spark, parameters.target)}

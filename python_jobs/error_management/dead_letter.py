@@ -382,7 +382,9 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
 
     tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
     contract = {"job": "dead_letter"} | {role: table_id(spark, table) for role, table in tables.items()}
-    writer_id = claim(spark, params.checkpoint, contract)
+    writer_id = claim(
+        spark, params.checkpoint, contract, [params.target, params.dead_letter], params.start_over
+    )
     cases = None if params.poison_attempts is None else CaseFile(PointedDataset(spark, params.checkpoint))
     writer = BatchWriter(params, parse, writer_id, cases)
     query = start_stream(

@@ -320,6 +320,8 @@ class Parameters:
     """Length of the processing-time windows that a stream's counts belong to."""
     trigger: str | None = None
     """Run the stream for ever, a micro-batch every "10 seconds"; by default what is there, then stop."""
+    start_over: bool = False
+    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
     now: str | None = None
     """Time of the run or micro-batch (ISO 8601); by default the clock's."""
 
@@ -478,7 +480,9 @@ def start(
     contract = {"job": "filter_interceptor"} | {
         role: table_id(spark, table) for role, table in tables.items()
     }
-    writer = WindowWriter(params, conditions, claim(spark, params.checkpoint, contract))
+    appended = [params.target, params.statistics]
+    writer_id = claim(spark, params.checkpoint, contract, appended, params.start_over)
+    writer = WindowWriter(params, conditions, writer_id)
     return start_stream(spark, params.source, writer, params.checkpoint, params.trigger), writer
 
 

@@ -390,7 +390,9 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Spli
     contract = {"job": "late_data_detector"} | {
         role: table_id(spark, table) for role, table in tables.items()
     }
-    splitter = Splitter(spark, params, claim(spark, params.checkpoint, contract))
+    # A batch's row is written before anything else of it.
+    writer_id = claim(spark, params.checkpoint, contract, [params.watermarks], params.start_over)
+    splitter = Splitter(spark, params, writer_id)
     query = start_stream(
         spark, params.source, splitter, params.checkpoint, params.trigger, params.max_files_per_trigger
     )

@@ -183,7 +183,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         "target": table_id(spark, params.target),
         "windows": f"{params.event_time} {params.window} {','.join(params.group_by)}",
     }
-    writer_id = claim(spark, params.checkpoint, contract)
+    writer_id = claim(spark, params.checkpoint, contract, [params.target], params.start_over)
     writer: BatchFunction = (
         WindowReviser(spark, params) if updates else WindowWriter(params.target, writer_id)
     )

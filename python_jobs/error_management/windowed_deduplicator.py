@@ -264,7 +264,8 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
     # Spark compares the types of the state's columns and not what they mean.
     contract |= {"key": json.dumps(params.key), "event_time": params.event_time}
     contract |= {"form": " ".join(filter(None, (params.form, params.window)))}
-    writer = UniqueWriter(params, claim(spark, params.checkpoint, contract))
+    appended = [params.target, params.dead_letter]
+    writer = UniqueWriter(params, claim(spark, params.checkpoint, contract, appended, params.start_over))
     with settings(spark, STATE_STORE):
         query = start_stream(
             spark,

@@ -392,10 +392,12 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
         none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))
         rows = stamped(_with_id(none, params), "1970-01-01")
         sink: KeyedSink = DeltaSink(spark, params.target, rows, ["session_id"])
-        writer_id = claim(spark, params.checkpoint, contract | {"target": table_id(spark, params.target)})
+        contract |= {"target": table_id(spark, params.target)}
     else:
-        place = f"{params.access.place}/{params.target}"
-        writer_id = claim(spark, params.checkpoint, contract | {"target": place})
+        contract |= {"target": f"{params.access.place}/{params.target}"}
+    # A session written again is the same one; a dead letter would be there twice.
+    writer_id = claim(spark, params.checkpoint, contract, [params.dead_letter], params.start_over)
+    if params.access is not None:
         sink = PostgresSink(params.access, params.target, ["session_id"], writer_id)
     writer = SessionWriter(params, sink, writer_id)
     query = start_stream(

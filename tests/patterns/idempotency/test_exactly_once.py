@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from python_jobs.tables import latest_version
+from python_jobs.checkpoints import claim
+from python_jobs.job import WrongUse
+from python_jobs.tables import latest_version, write_once
 from services.inbox import Inbox
 from services.postgres import Database
 from services.postgres_relations import Connection
 from services.versioned_rows import StaleVersion, read_row, set_row
+from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -49,6 +53,53 @@ def test_the_batch_function_of_the_page_writes_each_batch_once(spark: SparkSessi
     for table, version in zip(tables, before, strict=True):
         assert_rows(spark.read.format("delta").load(table), [("v1",), ("v2",)])
         assert latest_version(spark, table) == version + 1, "the batch that came again committed nothing"
+
+
+def test_a_new_checkpoint_is_refused_by_tables_that_the_query_has_filled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "visits")
+    rows = spark.createDataFrame([("v1",)], "visit_id string")
+    lost, new = str(tmp_path / "lost"), str(tmp_path / "new")
+
+    def claimed(checkpoint: str, query: str = "visits", **options: Any) -> str:
+        return claim(spark, checkpoint, {"job": query}, [table], **options)
+
+    assert claimed(lost) == claimed(lost), "a table that isn't there yet holds nothing"
+    write_once(spark, rows, table, transaction=(claimed(lost), 0))
+    with pytest.raises(
+        WrongUse, match=r"'.*new' is new, and the table '.*visits' holds what this query wrote"
+    ):
+        claimed(new)
+    assert claimed(str(tmp_path / "beside"), query="another query into the same table")
+    assert claimed(lost), "its own checkpoint is never asked"
+
+    writer = claimed(new, start_over=True)
+    assert writer != claimed(lost)
+    write_once(spark, rows, table, transaction=(writer, 0))
+    assert_rows(spark.read.format("delta").load(table), [("v1",), ("v1",)])
+    assert claimed(new) == writer, "asked once"
+
+
+# Change Data Capture goes on behind the offsets in its table, the Checkpointer looks at its target itself, and what
+# the Change Data Feed publishes again is known by key and version.
+ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py", "change_data_feed.py"}
+
+
+def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
+    claims = {
+        path.name: {len(call.args) for call in ast.walk(ast.parse(path.read_text())) if _is_claim(call)}
+        for path in (REPOSITORY / "python_jobs").rglob("*.py")
+    }
+    assert {name for name, arguments in claims.items() if arguments == {3}} == ASK_THEMSELVES
+    assert {name for name, arguments in claims.items() if arguments == {5}} == {
+        "wrapper.py", "filter_interceptor.py", "dead_letter.py", "windowed_deduplicator.py", "windowed_counter.py",
+        "late_data_detector.py", "keyed_sessions.py",
+    }  # fmt: skip
+
+
+def _is_claim(node: ast.AST) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "claim"
 
 
 def test_an_option_that_delta_does_not_know_promises_nothing(spark: SparkSession, table_path: str) -> None:

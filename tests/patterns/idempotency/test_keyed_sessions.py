@@ -221,7 +221,7 @@ def streamed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> d
     seen["third"] = sessions.ids()
     seen["statuses"] = {(row.user_id, row.visits): row.status for row in sessions.table().collect()}
     # From the beginning, all in one batch.
-    sessions.run(checkpoint=str(sessions.folder / "another"), now=at("13:00:00"))
+    sessions.run(checkpoint=str(sessions.folder / "another"), start_over="true", now=at("13:00:00"))
     seen["replayed"] = sessions.ids()
     return seen
 
