@@ -67,9 +67,11 @@ def make_archive() -> None:
 
 def archive_options(archived_at_exit: str | None = None) -> str:
     """Return Java's options for the use of the archive, or for making it at the end of the process."""
+    # Java would say on standard output, which is a job's report, that it takes no archive.
+    quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off"
     if archived_at_exit is not None:
-        return f" -XX:ArchiveClassesAtExit={archived_at_exit} -Xlog:cds=off -Xlog:cds+dynamic=off"
-    return f" -XX:SharedArchiveFile={archive_file()} -Xlog:cds=off" if archive_file().exists() else ""
+        return f" -XX:ArchiveClassesAtExit={archived_at_exit} {quiet}"
+    return f" -XX:SharedArchiveFile={archive_file()} {quiet}" if archive_file().exists() else ""
 
 
 if __name__ == "__main__":
