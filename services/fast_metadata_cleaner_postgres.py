@@ -15,6 +15,8 @@ first, whatever its size; on any other day it goes straight to the load. Two tab
 ``--action freeze --units '["2023_44", "2023_45"]' --into 2023_11`` makes one table of units that are over, in one
 transaction: no reader sees a row twice or not at all, and a later run for such a unit is refused.
 
+Of two runs of one target at once the second waits for the first.
+
 Source: Data Engineering Design Patterns, chapter 4, Fast Metadata Cleaner.
 """
 
@@ -43,6 +45,7 @@ from services.postgres_relations import (
     create_table,
     execute,
     exists,
+    one_at_a_time,
     replace_view,
 )
 
@@ -314,6 +317,7 @@ def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> 
     """Do the action and report it."""
     report: dict[str, Any] = {"target": params.target, "action": params.action}
     with reaching_postgres(), (connect or connect_by_environment)() as connection:
+        one_at_a_time(connection, params.table())
         _create_registry(connection, params)
         if params.action == "load":
             branch = route(params.day, params.unit)

@@ -43,6 +43,7 @@ from services.postgres_relations import (
     count_rows,
     execute,
     exists,
+    one_at_a_time,
     replace_view,
 )
 
@@ -220,10 +221,7 @@ def run(parameters: Parameters, connect: Callable[[], Connection] | None = None)
         "version": parameters.version_name,
     }
     with reaching_postgres(), (connect or connect_by_environment)() as connection:
-        # One run of a target at a time, the next one waits; the lock goes with the connection, also when a run dies.
-        connection.execute(
-            "select pg_advisory_lock(hashtext(%s))", [parameters.table().as_string(connection)]
-        )
+        one_at_a_time(connection, parameters.table())
         if parameters.step != "expose":
             report["rows"] = load(connection, parameters)
         if parameters.step != "load":

@@ -25,6 +25,11 @@ def execute(connection: Connection, statement: str, *names: sql.Composable) -> N
     connection.execute(sql.SQL(statement).format(*names))
 
 
+def one_at_a_time(connection: Connection, target: sql.Identifier) -> None:
+    """Wait until no other run of a target is under way; the lock goes with the connection, also when a run dies."""
+    execute(connection, "select pg_advisory_lock(hashtext({}))", sql.Literal(target.as_string(connection)))
+
+
 def exists(connection: Connection, relation: sql.Identifier) -> bool:
     """Return whether there is a table or a view of that name."""
     found = connection.execute("select to_regclass(%s)", [relation.as_string(connection)]).fetchone()
@@ -42,6 +47,10 @@ def create_table(connection: Connection, table: sql.Identifier, columns: str) ->
         execute(connection, "create table {} ({})", table, sql.SQL(columns))
     except psycopg.errors.SyntaxError as failure:
         raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
+    except (
+        psycopg.errors.UniqueViolation
+    ) as failure:  # of the catalog: another transaction has made it meanwhile
+        raise psycopg.errors.DuplicateTable(str(failure)) from None
 
 
 def count_rows(connection: Connection, relation: sql.Identifier) -> int:

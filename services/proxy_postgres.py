@@ -170,6 +170,8 @@ def expose(connection: Connection, params: Parameters) -> dict[str, Any]:
     try:
         with connection.transaction():
             execute(connection, "set local lock_timeout = {}", sql.Literal(f"{params.lock_seconds}s"))
+            # Two that replace the view at once: PostgreSQL would end the second with an error of its catalog.
+            execute(connection, "select pg_advisory_xact_lock(hashtext({}))", sql.Literal(params.target))
             replace_view(connection, params.name(), sql.SQL("select * from {}").format(params.table(version)))
     except psycopg.errors.LockNotAvailable:
         raise JobFailed(

@@ -15,6 +15,7 @@ import boto3
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from python_jobs.kafka_clients import patiently
 from services.kafka import Cluster
 from services.proxy_object_store import Parameters, resolve
 from tests.support.killer import Observed, TableFiles
@@ -80,7 +81,7 @@ def position_of(group: str) -> Callable[[Path], frozenset[str]]:
 
     def committed(folder: Path) -> frozenset[str]:
         asked = ConsumerGroupTopicPartitions(group, _partitions(folder))
-        answer = cluster().admin.list_consumer_group_offsets([asked])[group].result()
+        answer = patiently(lambda: cluster().admin.list_consumer_group_offsets([asked])[group].result())
         known = [partition for partition in answer.topic_partitions if partition.offset >= 0]
         return frozenset(f"{partition.partition}/{partition.offset}" for partition in known)
 

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
 from services.fast_metadata_cleaner_postgres import Parameters, run
 from services.postgres import Database
+from services.postgres_relations import one_at_a_time
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
@@ -242,6 +244,19 @@ def test_a_killed_load_leaves_nothing_and_runs_again(visits: Visits, tmp_path: P
     assert visits.count() == 1
     assert visits.load(TUESDAY)["rows"] == 50
     assert visits.count() == 51
+
+
+def test_of_two_first_runs_at_once_the_second_waits_for_the_first(visits: Visits) -> None:
+    visits.land(MONDAY)
+    reports: list[dict[str, Any]] = []
+    second = threading.Thread(target=lambda: reports.append(visits.load(MONDAY)))
+    with visits.database.connect() as first:
+        one_at_a_time(first, Parameters(**visits.arguments(action="expose")).table())
+        second.start()
+        eventually(lambda: visits.query("select 1 from pg_locks where locktype = 'advisory' and not granted"))
+        assert visits.query("select to_regclass('visits__units')") == [(None,)]
+    second.join()
+    assert [report["rows"] for report in reports] == [50]
 
 
 def test_the_commands_of_the_page(visits: Visits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from services.postgres import Database
 from services.proxy_postgres import Parameters, run
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.postgres
 HERE = "tests/patterns/idempotency/test_proxy_postgres.py"
@@ -96,6 +98,23 @@ def test_a_rerun_writes_a_table_of_its_own_and_two_of_one_second_do_not(devices:
     with pytest.raises(JobFailed, match="there is a version 20240101_101500 of devices already"):
         devices.load(FIRST, FOUR)
     assert devices.checksum(OLD) == before
+
+
+def test_of_two_that_begin_in_one_second_the_later_fails_with_a_sentence(devices: Devices) -> None:
+    failures: list[str] = []
+
+    def load() -> None:
+        with pytest.raises(JobFailed) as failure:
+            devices.load(FIRST, FOUR)
+        failures.append(str(failure.value))
+
+    second = threading.Thread(target=load)
+    with devices.loader.connect() as first, first.transaction():
+        first.execute(f"create table {OLD} (id int)".encode())
+        second.start()
+        eventually(lambda: devices.query("select 1 from pg_locks where not granted"))
+    second.join()
+    assert "there is a version 20240101_101500 of devices already, by a run of the same second" in failures[0]
 
 
 @pytest.mark.parametrize(
