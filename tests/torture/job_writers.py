@@ -274,8 +274,7 @@ def late_dates_integrated(spark: SparkSession, folder: Path) -> None:
     for run_id in claimed_by - {None}:
         if not Path(f"/proc/{run_id}").exists():
             act("release", f"{run_id}", DAYS[0])
-    for day in DAYS:
-        act("run", f"{os.getpid()}", day)
+    orchestrated(lambda _, __, day: act("run", f"{os.getpid()}", day))(spark, folder)
 
 
 # --- jobs that do what is there ---------------------------------------------------------------------------
@@ -408,6 +407,7 @@ def job_writers() -> Iterator[Writer]:
         visits_by_event_date,
         late_dates_integrated,
         ("counts",),
+        resumes=True,
         on_cluster=True,
     )
     yield by_day("data_overwrite", visits_by_event_date, day_replaced, ("copy",), any_order=True)
