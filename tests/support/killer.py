@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from tests.support.session import process_environment
 
-POLL_SECONDS = 0.001
+POLL_SECONDS = 0.003
 LOG_ENTRY = re.compile(r"\d{20}\.json")
 IN_OPEN, IN_ISDIR = 0x00000020, 0x40000000  # inotify(7)
 
