@@ -19,14 +19,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from services.jars import java
 from services.processes import HOST, Process, ServiceFailed, free_port, running
 
 ANSWER_SECONDS = 30
+_NOT_YET = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
 # What librdkafka takes for "none given".
 _NO_TIMESTAMP = 0
 _BY_KEY = -1
@@ -68,9 +75,22 @@ class Cluster:
             self.admin.create_topics([topic])[name].result(ANSWER_SECONDS)
         except KafkaException as failure:
             raise ServiceFailed(f"topic '{name}' was not created: {failure.args[0].str()}") from None
-        while name not in self.topics():
+        while not self._is_led(name, partitions):
             time.sleep(0.05)
         return name
+
+    def _is_led(self, topic: str, partitions: int) -> bool:
+        """Return whether the leader of each partition answers: it takes over a moment after the topic is known."""
+        all_partitions = [TopicPartition(topic, number) for number in range(partitions)]
+        ends = self.admin.list_offsets({partition: OffsetSpec.latest() for partition in all_partitions})
+        try:
+            for end in ends.values():
+                end.result(ANSWER_SECONDS)
+        except KafkaException as failure:
+            if failure.args[0].code() not in _NOT_YET:
+                raise ServiceFailed(f"topic '{topic}' doesn't answer: {failure.args[0].str()}") from None
+            return False
+        return True
 
     def topics(self) -> dict[str, int]:
         """Return the number of partitions of each topic, without Kafka's own."""
