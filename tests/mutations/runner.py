@@ -95,7 +95,7 @@ def sample(mutations: list[Mutation], size: int, day: dt.date) -> list[Mutation]
 
 def run(mutations: list[Mutation]) -> bool:
     """Run the named tests on an unchanged copy, then each mutation's; return whether all were noticed."""
-    tests = sorted({mutation.test for mutation in mutations})
+    tests = sorted({mutation.test for mutation in mutations}, key=_place)
     code, output = run_tests(tests)
     if code != 0:
         print(f"the tests must be green without a mutation, pytest's exit code is {code}:\n{output}")
@@ -104,6 +104,12 @@ def run(mutations: list[Mutation]) -> bool:
         results = list(pool.map(_noticed, mutations))
     print(f"{sum(results)} of {len(results)} mutations noticed")
     return all(results)
+
+
+def _place(test: str) -> tuple[str, int]:
+    """Return a test's file and its place there: pytest takes tests in the order given, and some build on others."""
+    path, *_, name = test.split("::")
+    return path, (REPOSITORY / path).read_text(encoding="utf-8").index(f"def {name.partition('[')[0]}(")
 
 
 def _noticed(mutation: Mutation) -> bool:

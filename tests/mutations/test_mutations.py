@@ -31,6 +31,15 @@ def test_mutation_ids_are_unique() -> None:
     assert [id for id, count in counts.items() if count > 1] == []
 
 
+def test_the_named_tests_run_in_the_order_of_their_file() -> None:
+    file = "tests/mutations/test_mutations.py"
+    first, second = (
+        f"{file}::test_mutation_ids_are_unique",
+        f"{file}::test_a_sound_mutation_has_no_problem[any]",
+    )
+    assert sorted([second, first], key=runner._place) == [first, second]
+
+
 def test_a_sound_mutation_has_no_problem(repository: Path) -> None:
     assert ONE.problem(repository) is None
     assert ONE.mutated((repository / "code.py").read_text()) == "def less(a, b):\n    return a <= b\n"
