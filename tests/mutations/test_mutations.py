@@ -78,6 +78,7 @@ def test_consecutive_samples_go_round() -> None:
     ],
 )
 def test_only_a_red_test_after_a_green_one_counts(
+    repository: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     codes: list[int],
@@ -85,6 +86,7 @@ def test_only_a_red_test_after_a_green_one_counts(
     said: str,
 ) -> None:
     answers = iter(codes)
+    monkeypatch.setattr(runner, "REPOSITORY", repository)
     monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: (next(answers), ""))
     assert runner.run([ONE]) is passed
     assert said in capsys.readouterr().out
