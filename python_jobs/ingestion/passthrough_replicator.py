@@ -241,12 +241,14 @@ class Folder(HadoopFolder):
         return int(count), int(source.getChecksum().getValue())
 
     def _walk(self, folder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        statuses = sorted(
-            self.file_system.listStatus(folder), key=lambda s: s.getPath().getName() != _DELTA_LOG
-        )
-        for status in statuses:
+        # A table's log before the folder with its files: what the log names is there by then.
+        log = self._path_class(folder, _DELTA_LOG)
+        if self.file_system.exists(log):
+            yield prefix + _DELTA_LOG, self.file_system.getFileStatus(log)
+            yield from self._walk(log, f"{prefix}{_DELTA_LOG}/")
+        for status in self.file_system.listStatus(folder):
             name = status.getPath().getName()
-            if name == _ASIDE and not prefix:
+            if name == _DELTA_LOG or (name == _ASIDE and not prefix):
                 continue
             yield prefix + name, status
             if status.isDirectory():

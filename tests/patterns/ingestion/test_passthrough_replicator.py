@@ -327,24 +327,29 @@ def test_a_delta_table_keeps_its_history(environments: Environments, spark: Spar
         spark.read.format("delta").load(staging)
 
 
+@pytest.mark.parametrize("commit_comes", ["before the log is listed", "after the log is listed"])
 def test_a_delta_table_is_copied_as_a_version_it_had(
-    environments: Environments, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    environments: Environments, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, commit_comes: str
 ) -> None:
-    """A commit that comes while the folder is listed and copied is in the next run's copy, not half in this one."""
+    """A commit that comes while the folder is listed is whole in this copy or in the next run's, never half."""
     production, staging = str(environments.production), str(environments.staging)
     spark.range(1).write.format("delta").save(production)
     walk, commits = Folder._walk, []
 
     def committing(folder: Folder, path: Any, prefix: str) -> Any:
-        yield from walk(folder, path, prefix)
+        entries = walk(folder, path, prefix)
         if prefix == "_delta_log/" and folder.given == production and not commits:
+            if commit_comes == "after the log is listed":
+                entries = iter(list(entries))
             commits.append(1)
             spark.range(1, 2).write.format("delta").mode("append").save(production)
+        yield from entries
 
     monkeypatch.setattr(Folder, "_walk", committing)
     environments.replicate()
     assert commits
-    assert_rows(spark.read.format("delta").load(staging), [(0,)])
+    is_in = commit_comes == "before the log is listed"
+    assert_rows(spark.read.format("delta").load(staging), [(0,), (1,)] if is_in else [(0,)])
     environments.replicate()
     assert_rows(spark.read.format("delta").load(staging), [(0,), (1,)])
 
