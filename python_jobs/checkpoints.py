@@ -42,7 +42,6 @@ def claim(
     Raises:
         WrongUse: the checkpoint holds the progress of another query; or it is new, and a table isn't.
     """
-    query_id = hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()[:16]
     folder = HadoopFolder(spark, checkpoint)
     if claimed := folder.read_text(_FILE):
         owner = json.loads(claimed)
@@ -58,6 +57,7 @@ def claim(
             f"the checkpoint '{checkpoint}' belongs to a query of another job; "
             "give this one a checkpoint of its own"
         )
+    query_id = hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()[:16]
     for table in () if start_over else appends_to:
         writers = transaction_versions(spark, table) if table_exists(spark, table) else {}
         if any(writer_id.startswith(query_id) for writer_id in writers):

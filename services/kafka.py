@@ -27,6 +27,7 @@ from services.jars import java
 from services.processes import HOST, Process, ServiceFailed, free_port, running
 
 ANSWER_SECONDS = 30
+# What a broker says of a new topic until its leaders have taken over.
 _NOT_YET = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,

@@ -47,9 +47,8 @@ def create_table(connection: Connection, table: sql.Identifier, columns: str) ->
         execute(connection, "create table {} ({})", table, sql.SQL(columns))
     except psycopg.errors.SyntaxError as failure:
         raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
-    except (
-        psycopg.errors.UniqueViolation
-    ) as failure:  # of the catalog: another transaction has made it meanwhile
+    except psycopg.errors.UniqueViolation as failure:
+        # Of the catalog: another transaction has made the table meanwhile.
         raise psycopg.errors.DuplicateTable(str(failure)) from None
 
 

@@ -20,7 +20,6 @@ from services.kafka import Broker, running_broker
 from services.object_store import ObjectStore, running_object_store
 from services.postgres import Database, Postgres, running_postgres
 from tests.support import class_archive
-from tests.support.class_archive import archive_file
 from tests.support.dbt_project import REPOSITORY, DbtProject
 from tests.support.killer import kill_group
 from tests.support.render import MacroRenderer
@@ -37,7 +36,7 @@ _NUMBERS = itertools.count(1)
 def pytest_configure(config: pytest.Config) -> None:
     """Make the archive of classes beside the first tests of several workers; a JVM that is earlier does without it."""
     is_worker = hasattr(config, "workerinput")
-    if is_worker or not config.getoption("numprocesses", None) or archive_file().exists():
+    if is_worker or not config.getoption("numprocesses", None) or class_archive.archive_file().exists():
         return
     making = subprocess.Popen(
         [sys.executable, "-m", class_archive.__name__],

@@ -388,16 +388,19 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
         "dead_letter table": table_id(spark, params.dead_letter),
         "key": json.dumps([params.key, params.event_time, params.append_time, params.ties, params.gap]),
     }
+
+    def claimed(target: str) -> str:
+        # A session written again is the same one; a dead letter would be there twice.
+        whole = contract | {"target": target}
+        return claim(spark, params.checkpoint, whole, [params.dead_letter], params.start_over)
+
     if params.access is None:
         none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))
         rows = stamped(_with_id(none, params), "1970-01-01")
         sink: KeyedSink = DeltaSink(spark, params.target, rows, ["session_id"])
-        contract |= {"target": table_id(spark, params.target)}
+        writer_id = claimed(table_id(spark, params.target))
     else:
-        contract |= {"target": f"{params.access.place}/{params.target}"}
-    # A session written again is the same one; a dead letter would be there twice.
-    writer_id = claim(spark, params.checkpoint, contract, [params.dead_letter], params.start_over)
-    if params.access is not None:
+        writer_id = claimed(f"{params.access.place}/{params.target}")
         sink = PostgresSink(params.access, params.target, ["session_id"], writer_id)
     writer = SessionWriter(params, sink, writer_id)
     query = start_stream(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from confluent_kafka.admin import OffsetSpec
 from python_jobs.kafka_clients import patiently
 from services.kafka import Cluster
 from services.proxy_object_store import Parameters, resolve
-from tests.support.killer import Observed, TableFiles
-from tests.torture.stores import Rows, Seen, Store
+from tests.support.killer import TableFiles
+from tests.torture.stores import Rows, Store
 
 KAFKA = "TORTURE_KAFKA"
 """Variable that holds the brokers' addresses."""
@@ -49,11 +48,6 @@ class TopicStore(Store):
     def set_up(self, folder: Path) -> None:
         """Create the topic."""
         cluster().create_topic(folder.name, partitions=PARTITIONS)
-
-    @contextlib.contextmanager
-    def observed(self, folder: Path, table: str) -> Iterator[Path | Observed]:
-        """Yield the topic."""
-        yield Seen(self, folder, table)
 
     def files(self, folder: Path, table: str) -> TableFiles:
         """Return the ends of the partitions, open transactions included, and what is committed."""
@@ -111,11 +105,6 @@ class BucketStore(Store):
     def set_up(self, folder: Path) -> None:
         """Create the bucket."""
         client().create_bucket(Bucket=bucket(folder), ObjectLockEnabledForBucket=True)
-
-    @contextlib.contextmanager
-    def observed(self, folder: Path, table: str) -> Iterator[Path | Observed]:
-        """Yield the bucket."""
-        yield Seen(self, folder, table)
 
     def files(self, folder: Path, table: str) -> TableFiles:
         """Return all object versions; committed are those of the manifest that readers take."""

@@ -34,9 +34,9 @@ class Store(ABC):
         """Make what a copy of the input needs beside it; by default nothing."""
         return
 
-    @abstractmethod
     def observed(self, folder: Path, table: str) -> contextlib.AbstractContextManager[Path | Observed]:
-        """Yield what the killer looks at."""
+        """Yield what the killer looks at; by default :meth:`files`, as often as it asks."""
+        return contextlib.nullcontext(Seen(self, folder, table))
 
     @abstractmethod
     def files(self, folder: Path, table: str) -> TableFiles:
@@ -101,11 +101,6 @@ class FileStore(Store):
     """Whether readers look at a file, by its path below the table's folder; the others are on their way."""
     read: Callable[[Any, Path], Rows]
     """Return what readers find in a table's folder."""
-
-    @contextlib.contextmanager
-    def observed(self, folder: Path, table: str) -> Iterator[Path | Observed]:
-        """Yield the folder, seen as often as it is asked for."""
-        yield Seen(self, folder, table)
 
     def files(self, folder: Path, table: str) -> TableFiles:
         """Return the files on their way and those that readers look at, which are new ones when they are replaced."""
