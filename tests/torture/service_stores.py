@@ -52,9 +52,12 @@ class TopicStore(Store):
     def files(self, folder: Path, table: str) -> TableFiles:
         """Return the ends of the partitions, open transactions included, and what is committed."""
         latest = {partition: OffsetSpec.latest() for partition in _partitions(folder)}
-        ends = cluster().admin.list_offsets(latest)
-        data = {f"{partition.partition}/{end.result().offset}" for partition, end in ends.items()}
-        return TableFiles(data=frozenset(data), log=self.committed(folder))
+
+        def ends() -> frozenset[str]:
+            found = cluster().admin.list_offsets(latest).items()
+            return frozenset(f"{partition.partition}/{end.result().offset}" for partition, end in found)
+
+        return TableFiles(data=patiently(ends), log=self.committed(folder))
 
     def rows(self, spark: Any, folder: Path, table: str) -> Rows:
         """Return partition, key, value and headers of each record that readers of committed ones get."""
