@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
@@ -24,6 +24,7 @@ _PASSING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._NOENT,  # "no leaders found"
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._WAIT_COORD,
@@ -80,11 +81,18 @@ def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
     return str(admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)[name].value)
 
 
-def patiently(ask: Callable[[], Answer]) -> Answer:
-    """Ask a broker something that may be asked again, until it has a leader and a coordinator after a restart."""
+def patiently(ask: Callable[[], Answer], also: Collection[int] = ()) -> Answer:
+    """Ask a broker something that may be asked again, until it has a leader and a coordinator after a restart.
+
+    Args:
+        ask: the question; what it raises last is raised.
+        also: codes of errors that pass here, though elsewhere they don't.
+    """
 
     def classify(error: BaseException) -> Failure:
-        is_passing = isinstance(error, KafkaException) and passes(error.args[0])
+        is_passing = isinstance(error, KafkaException) and (
+            passes(error.args[0]) or error.args[0].code() in also
+        )
         return Failure.TRANSIENT if is_passing else Failure.UNKNOWN
 
     policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)

@@ -23,18 +23,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
+from python_jobs.kafka_clients import patiently
 from services.jars import java
 from services.processes import HOST, Process, ServiceFailed, free_port, running
 
 ANSWER_SECONDS = 30
-# What a broker says of a new topic until its leaders have taken over.
-_NOT_YET = (
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-)
+# What is said of a topic that the broker has just made, beside what any topic says without a leader.
+_NOT_YET = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 # What librdkafka takes for "none given".
 _NO_TIMESTAMP = 0
 _BY_KEY = -1
@@ -76,27 +71,28 @@ class Cluster:
             self.admin.create_topics([topic])[name].result(ANSWER_SECONDS)
         except KafkaException as failure:
             raise ServiceFailed(f"topic '{name}' was not created: {failure.args[0].str()}") from None
-        while not self._is_led(name, partitions):
-            time.sleep(0.05)
-        return name
-
-    def _is_led(self, topic: str, partitions: int) -> bool:
-        """Return whether the leader of each partition answers: it takes over a moment after the topic is known."""
-        all_partitions = [TopicPartition(topic, number) for number in range(partitions)]
-        ends = self.admin.list_offsets({partition: OffsetSpec.latest() for partition in all_partitions})
         try:
-            for end in ends.values():
-                end.result(ANSWER_SECONDS)
+            patiently(lambda: self.ends(name, partitions), also=_NOT_YET)
         except KafkaException as failure:
-            if failure.args[0].code() not in _NOT_YET:
-                raise ServiceFailed(f"topic '{topic}' doesn't answer: {failure.args[0].str()}") from None
-            return False
-        return True
+            raise ServiceFailed(f"topic '{name}' doesn't answer: {failure.args[0].str()}") from None
+        return name
 
     def topics(self) -> dict[str, int]:
         """Return the number of partitions of each topic, without Kafka's own."""
         found = self.admin.list_topics(timeout=ANSWER_SECONDS).topics
         return {name: len(topic.partitions) for name, topic in found.items() if not name.startswith("__")}
+
+    def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        """Return the offset behind the last record of each partition, as its leader knows it.
+
+        Raises:
+            KafkaException: one has no leader, as for a moment after the topic was made.
+        """
+        # A client that found no leader believes that until it lists topics: asked again, it answers by heart.
+        self.admin.list_topics(topic, ANSWER_SECONDS)
+        latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        answers = self.admin.list_offsets(latest).items()
+        return {partition.partition: answer.result(ANSWER_SECONDS).offset for partition, answer in answers}
 
     def produce(self, topic: str, records: Iterable[Record], config: Mapping[str, Any] | None = None) -> int:
         """Write records in their order and wait until the broker has them all; return how many.

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -107,6 +108,13 @@ def test_two_brokers_side_by_side_have_topics_of_their_own(broker, topic, tmp_pa
         assert "theirs" not in broker.topics()
         assert processes_of(tmp_path)
     assert not processes_of(tmp_path)
+
+
+@pytest.mark.kafka
+def test_topics_made_at_once_can_be_used_when_they_are_made(broker, topic):
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda n: broker.create_topic(f"{topic}_{n}", partitions=3), range(12)))
+    assert [broker.ends(name, 3) for name in made] == [{0: 0, 1: 0, 2: 0}] * 12
 
 
 @pytest.mark.kafka

@@ -12,7 +12,6 @@ from typing import Any
 
 import boto3
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import OffsetSpec
 
 from python_jobs.kafka_clients import patiently
 from services.kafka import Cluster
@@ -51,13 +50,10 @@ class TopicStore(Store):
 
     def files(self, folder: Path, table: str) -> TableFiles:
         """Return the ends of the partitions, open transactions included, and what is committed."""
-        latest = {partition: OffsetSpec.latest() for partition in _partitions(folder)}
-
-        def ends() -> frozenset[str]:
-            found = cluster().admin.list_offsets(latest).items()
-            return frozenset(f"{partition.partition}/{end.result().offset}" for partition, end in found)
-
-        return TableFiles(data=patiently(ends), log=self.committed(folder))
+        ends = patiently(lambda: cluster().ends(folder.name, PARTITIONS)).items()
+        return TableFiles(
+            data=frozenset(f"{partition}/{end}" for partition, end in ends), log=self.committed(folder)
+        )
 
     def rows(self, spark: Any, folder: Path, table: str) -> Rows:
         """Return partition, key, value and headers of each record that readers of committed ones get."""
