@@ -35,7 +35,7 @@ from tests.torture.stores import Rows
 from tests.torture.writer import DAYS, Writer
 from tests.torture.writers import WRITERS
 
-CHAIN = 5
+CHAIN = 10
 PAIR_SECONDS = 600
 
 
@@ -184,8 +184,10 @@ def _kill_in_chains(
         with calm.copy(chains) as place:
             for _ in range(min(CHAIN, kills - outcome.kills.total())):
                 table = draw.choice(written)
-                # Where a run goes on, only few commits are left after a kill; all are as good there.
-                passed = draw.randrange(2 if writer.resumes else calm.commits[table])
+                # Where a run goes on, only few commits are left after a kill. Elsewhere any may be hit, and it is the
+                # lower of two draws: each commit before the kill takes a second, and early ones are as good as late.
+                commits = 2 if writer.resumes else calm.commits[table]
+                passed = min(draw.randrange(commits), draw.randrange(commits))
                 wanted = min(TableState, key=lambda state: (outcome.kills[state], draw.random()))
                 try:
                     found = _kill(writer, place, table, wanted, passed)
