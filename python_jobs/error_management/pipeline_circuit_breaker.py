@@ -45,7 +45,7 @@ from python_jobs.error_management.circuit_breaker import (
     State,
 )
 from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_program
 
 _GOOD, _WRONG_USE, _REFUSED, _NOT_READY = 0, 2, 3, 4
 _FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
@@ -80,6 +80,8 @@ class Parameters:
     """Time (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        # Before the policy, which has other names for them.
+        require_at_least(1, failed_slices=self.failed_slices, minimum_slices=self.minimum_slices)
         self.policy()
         if self.now is not None:
             parse_time(self.now)

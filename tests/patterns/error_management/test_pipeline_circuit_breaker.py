@@ -195,7 +195,8 @@ def test_reset_by_hand_owes_nothing_less(feed: Feed) -> None:
         ({"slice": "20240301"}, "'20240301' is no slice"),
         ({"slice": "today"}, "'today' is not a time"),
         ({"command": ["{bucket}"]}, r"the command names \{bucket\}; allowed are slice, from and to"),
-        ({"failed_slices": 0}, "failures_in_a_row must be 1 or more, got 0"),
+        ({"failed_slices": 0}, "failed_slices must be 1 or more, got 0"),
+        ({"minimum_slices": 0}, "minimum_slices must be 1 or more, got 0"),
         ({"failure_rate": 2}, "failure_rate is 2"),
     ],
 )
