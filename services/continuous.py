@@ -2,7 +2,8 @@
 
     LAKEHOUSE_SOURCE=kafka python -m services.continuous --config conf/jobs/users_records.yml \\
         --bootstrap_servers $KAFKA_BOOTSTRAP_SERVERS --target $LAKEHOUSE_ROOT/bronze/bronze_users_records \\
-        --checkpoint $LAKEHOUSE_ROOT/checkpoints/bronze_users_records --select silver_users_records_flagged+
+        --checkpoint $LAKEHOUSE_ROOT/checkpoints/bronze_users_records --select silver_users_records_flagged+ \\
+        --exclude '[silver_users_records_dead_letter]'
 
 One process and one Spark session, so that a change waits for no start. The bronze stream is the job
 python_jobs/ingestion/change_data_capture.py with its own parameters (``--config``); the models are those of the
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +42,19 @@ _LOOK_SECONDS = 0.2
 class Models:
     """The dbt models of one selection; parsed once, run in this process' Spark session."""
 
-    def __init__(self, select: str, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, select: str, exclude: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         """Parse the project.
 
         Args:
             select: dbt's node selection.
+            exclude: what of it isn't run.
             flags: further flags of every dbt call, such as ``--project-dir``.
         """
-        self._select, self._flags = select, flags
+        self._select, self._exclude, self._flags = select, set(exclude), flags
         parsed = dbtRunner().invoke(["--quiet", "parse", *flags])
         if not parsed.success:
             raise WrongUse(f"dbt can't parse the project: {parsed.exception}")
         self._manifest: Any = parsed.result
-        self._exclude: tuple[str, ...] = ()
 
     def run(self) -> None:
         """Run the models once; views the first time only, they don't get old.
@@ -60,13 +62,15 @@ class Models:
         Raises:
             JobFailed: one failed; the tables keep their last good version.
         """
+        excluded = ["--exclude", *sorted(self._exclude)] if self._exclude else []
         done = dbtRunner(manifest=self._manifest).invoke(
-            ["--quiet", "run", "--select", self._select, *self._exclude, *self._flags]
+            ["--quiet", "run", "--select", self._select, *excluded, *self._flags]
         )
         if not done.success:
             raise JobFailed(
                 f"dbt run --select {self._select} failed; the tables keep their last good version"
             )
+        self._exclude.add("config.materialized:view")
 
 
 def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
@@ -96,6 +100,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
 def main(
     config: str,
     select: str,
+    exclude: list[str] | None = None,
     bootstrap_servers: str | None = None,
     target: str | None = None,
     checkpoint: str | None = None,
@@ -105,6 +110,7 @@ def main(
     Args:
         config: YAML file with the parameters of python_jobs/ingestion/change_data_capture.py.
         select: dbt models to run after each commit to bronze.
+        exclude: those of them that another schedule runs.
         bootstrap_servers: as in the file, where it leaves them out.
         target: the same.
         checkpoint: the same.
@@ -118,7 +124,7 @@ def main(
     try:
         params, _ = parse_parameters(Parameters, ["--config", config, *arguments])
         with only_run(Path(os.environ["LAKEHOUSE_ROOT"])):
-            follow(spark_session("continuous"), params, Models(select))
+            follow(spark_session("continuous"), params, Models(select, exclude or ()))
     except KeyboardInterrupt:
         return 0
     except (JobFailed, DemoFailed) as failure:

@@ -44,6 +44,6 @@ def statements(project: DbtProject, *arguments: str) -> dict[str, list[str]]:
 
     manifest = project.manifest()
     with project._environment(), settings_kept(project.spark), contextlib.redirect_stdout(io.StringIO()):
-        done = dbtRunner(manifest=manifest, callbacks=[listen]).invoke([*arguments, *project._flags()])
+        done = dbtRunner(manifest=manifest, callbacks=[listen]).invoke([*arguments, *project.flags()])
     assert done.success, project._errors(done)
     return dict(sent)

@@ -147,7 +147,7 @@ class DbtProject:
         """Return the parsed manifest."""
         if self._manifest is None:
             with self._environment(), contextlib.redirect_stdout(io.StringIO()):
-                parsed = dbtRunner().invoke(["parse", *self._flags()])
+                parsed = dbtRunner().invoke(["parse", *self.flags()])
             if not parsed.success:
                 raise DbtFailed(str(parsed.exception))
             self._manifest = parsed.result
@@ -157,10 +157,11 @@ class DbtProject:
         manifest = self.manifest()
         self._output = io.StringIO()
         with self._environment(), settings_kept(self.spark), contextlib.redirect_stdout(self._output):
-            self._last = dbtRunner(manifest=manifest).invoke([*arguments, *self._flags()])
+            self._last = dbtRunner(manifest=manifest).invoke([*arguments, *self.flags()])
         return self._last
 
-    def _flags(self) -> list[str]:
+    def flags(self) -> list[str]:
+        """Return what tells dbt where this project is."""
         return [
             "--project-dir", str(self.root), "--profiles-dir", str(self.root),
             "--log-path", str(self.root / "logs"), "--target-path", str(self.root / "target"),

@@ -501,3 +501,19 @@ def test_a_server_without_a_logical_log_is_one_sentence(broker, tmp_path):
             running_debezium(tmp_path / "connect", broker, plain, topic_prefix="plain"),
         ):
             pass
+
+
+def test_the_runner_makes_views_once_and_leaves_out_what_has_its_own_schedule(make_project):
+    project = make_project(
+        {
+            "models/numbers.sql": "{{ config(materialized='view') }} select 1 as number",
+            "models/counted.sql": "{{ config(materialized='incremental') }} select * from {{ ref('numbers') }}",
+            "models/apart.sql": "{{ config(materialized='table') }} select * from {{ ref('numbers') }}",
+        }
+    )
+    models = Models("numbers+", exclude=["apart"], flags=project.flags())
+    models.run()
+    project.spark.sql(f"create or replace view {project.schema}.numbers as select 2 as number")
+    models.run()
+    assert_rows(project.table("counted"), [{"number": 1}, {"number": 2}])
+    assert not project.spark.catalog.tableExists(f"{project.schema}.apart")
