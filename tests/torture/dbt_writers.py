@@ -99,10 +99,11 @@ def _adopt(project: DbtProject) -> None:
     """Make a new process's catalog know the tables, as the adopting hook and a metastore do for a user."""
     known = {row.tableName for row in project.spark.sql(f"show tables in {project.schema}").collect()}
     for place in (project.location, project.root / "database"):
-        for log in place.glob("*/_delta_log"):
-            name = log.parent.name
-            if name not in known:
-                project.spark.sql(f"create table {project.schema}.{name} using delta location '{log.parent}'")
+        # A folder without a first entry is what a killed creation leaves: no metastore has heard of it.
+        for entry in place.glob("*/_delta_log/00000000000000000000.json"):
+            table = entry.parents[1]
+            if table.name not in known:
+                project.spark.sql(f"create table {project.schema}.{table.name} using delta location '{table}'")
 
 
 def _writer(kind: str, name: str, text: str, *tables: str, again: bool = True) -> Writer:
