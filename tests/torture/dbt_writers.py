@@ -103,7 +103,9 @@ def _adopt(project: DbtProject) -> None:
         for entry in place.glob("*/_delta_log/00000000000000000000.json"):
             table = entry.parents[1]
             if table.name not in known:
-                project.spark.sql(f"create table {project.schema}.{table.name} using delta location '{table}'")
+                project.spark.sql(
+                    f"create table {project.schema}.{table.name} using delta location '{table}'"
+                )
 
 
 def _writer(kind: str, name: str, text: str, *tables: str, again: bool = True) -> Writer:
