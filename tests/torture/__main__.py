@@ -6,6 +6,7 @@ python -m tests.torture [--writers '["data_overwrite"]'] [--kills 20] [--pairs 1
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
@@ -43,7 +44,7 @@ def main(
     orders: int = 20,
     executors: int = 2,
     seed: int = 1,
-    workers: int = 2,
+    workers: int = os.cpu_count() or 1,
 ) -> None:
     """Torture writers, and print lost and doubled rows; exit code 1 if there is one, or if one failed.
 
@@ -54,7 +55,7 @@ def main(
         orders: random orders in which the days are done.
         executors: lost by each writer, on a standalone cluster of two workers.
         seed: decides on the table, state and commit of each kill, and on the orders.
-        workers: how many writers at once.
+        workers: how many writers at once; by default one a core.
     """
     started = time.monotonic()
     names = writers or list(WRITERS)
