@@ -13,11 +13,14 @@ it was: both halves repair themselves. It holds the lakehouse, so no demo or sec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,23 +79,35 @@ class Models:
 def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
     """Run the stream and, after each of its commits, the models, until interrupted.
 
+    They take turns: side by side they would share the cores, each batch and each model would take longer, and a batch
+    would begin only to wait for the models of the one before.
+
     Raises:
         JobFailed: the stream or a model failed.
     """
-    query, appender = start(spark, dataclasses.replace(params, trigger=params.trigger or DEFAULT_TRIGGER))
-    built = -1
+    appended: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def wait_for_models() -> None:
+        built = threading.Event()
+        appended.put(built)
+        while not (built.wait(_LOOK_SECONDS) or ended.is_set()):
+            pass
+
+    continuous = dataclasses.replace(params, trigger=params.trigger or DEFAULT_TRIGGER)
+    query, appender = start(spark, continuous, wait_for_models)
     try:
+        models.run()  # what a run that died has left
         while query.isActive:
-            version = latest_version(spark, params.target)
-            if version == built:
-                time.sleep(_LOOK_SECONDS)
-                continue
-            begun = time.monotonic()
-            models.run()
-            built = version
-            seconds = round(time.monotonic() - begun, 2)
-            print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
+            with contextlib.suppress(queue.Empty):
+                built = appended.get(timeout=_LOOK_SECONDS)
+                begun = time.monotonic()
+                models.run()
+                version, seconds = latest_version(spark, params.target), round(time.monotonic() - begun, 2)
+                built.set()
+                print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
     finally:
+        ended.set()
         query.stop()
     await_end(query, appender, params.source, SOURCE_FAILURES)
 

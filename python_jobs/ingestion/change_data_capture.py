@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -158,13 +158,19 @@ class Appender(BatchFunction):
     Args:
         writer_id: Delta ``txnAppId`` of this checkpoint.
         last_ingested_at: the newest that the table holds, microseconds since 1970.
+        after_batch: called when a batch is in the table; the next one isn't read before it returns.
     """
 
     def __init__(
-        self, spark: SparkSession, params: Parameters, writer_id: str, last_ingested_at: int
+        self,
+        spark: SparkSession,
+        params: Parameters,
+        writer_id: str,
+        last_ingested_at: int,
+        after_batch: Callable[[], None],
     ) -> None:
         self._spark, self._params, self._writer_id = spark, params, writer_id
-        self._last_ingested_at = last_ingested_at
+        self._last_ingested_at, self._after_batch = last_ingested_at, after_batch
         # Only what a report looks back on: a continuous job runs for months.
         self.batches: deque[dict[str, int]] = deque(maxlen=100)
         self.records = 0
@@ -191,10 +197,18 @@ class Appender(BatchFunction):
         records = int(observation.get["records"])
         self.batches.append({"batch_id": batch_id, "records": records})
         self.records += records
+        self._after_batch()
 
 
-def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appender]:
+def start(
+    spark: SparkSession, params: Parameters, after_batch: Callable[[], None] = lambda: None
+) -> tuple[StreamingQuery, Appender]:
     """Make or check the table, claim the checkpoint and start the query.
+
+    Args:
+        spark: the session.
+        params: the job's parameters.
+        after_batch: called after each batch, by the query's thread, which waits for it.
 
     Raises:
         NotReady: no broker answers, or a topic isn't there.
@@ -209,7 +223,8 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Appe
         "topics": ",".join(sorted(params.topics)),
     }
     writer_id = claim(spark, params.checkpoint, contract)
-    appender = Appender(spark, params, writer_id, 0 if is_new else _last_ingested_at(spark, params.target))
+    last_ingested_at = 0 if is_new else _last_ingested_at(spark, params.target)
+    appender = Appender(spark, params, writer_id, last_ingested_at, after_batch)
     reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in settings.items()})
