@@ -1,12 +1,12 @@
 """Keep silver within seconds of Kafka: topics flow into bronze, and dbt runs whenever bronze has something new.
 
-    LAKEHOUSE_SOURCE=kafka python -m services.continuous --config conf/jobs/users_records.yml \\
+    LAKEHOUSE_SOURCE=kafka python -m services.continuous --job conf/jobs/users_records.yml \\
         --bootstrap_servers $KAFKA_BOOTSTRAP_SERVERS --target $LAKEHOUSE_ROOT/bronze/bronze_users_records \\
         --checkpoint $LAKEHOUSE_ROOT/checkpoints/bronze_users_records --select silver_users_records_flagged+ \\
         --exclude '[silver_users_records_dead_letter]'
 
 One process and one Spark session, so that a change waits for no start. The bronze stream is the job
-python_jobs/ingestion/change_data_capture.py with its own parameters (``--config``); the models are those of the
+python_jobs/ingestion/change_data_capture.py with its own parameters (``--job``); the models are those of the
 project in the working directory, with the profile's target. Interrupted or killed and started again, it goes on where
 it was: both halves repair themselves. It holds the lakehouse, so no demo or second runner gets in between.
 """
@@ -96,16 +96,20 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
 
     continuous = dataclasses.replace(params, trigger=params.trigger or DEFAULT_TRIGGER)
     query, appender = start(spark, continuous, wait_for_models)
+
+    def build() -> None:
+        version, begun = latest_version(spark, params.target), time.monotonic()
+        models.run()
+        seconds = round(time.monotonic() - begun, 2)
+        print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
+
     try:
-        models.run()  # what a run that died has left
+        build()  # what a run that died has left
         while query.isActive:
             with contextlib.suppress(queue.Empty):
                 built = appended.get(timeout=_LOOK_SECONDS)
-                begun = time.monotonic()
-                models.run()
-                version, seconds = latest_version(spark, params.target), round(time.monotonic() - begun, 2)
+                build()
                 built.set()
-                print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
     finally:
         ended.set()
         query.stop()
@@ -113,7 +117,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
 
 
 def main(
-    config: str,
+    job: str,
     select: str,
     exclude: list[str] | None = None,
     bootstrap_servers: str | None = None,
@@ -123,7 +127,7 @@ def main(
     """Follow Kafka topics into silver until interrupted.
 
     Args:
-        config: YAML file with the parameters of python_jobs/ingestion/change_data_capture.py.
+        job: YAML file with the parameters of python_jobs/ingestion/change_data_capture.py.
         select: dbt models to run after each commit to bronze.
         exclude: those of them that another schedule runs.
         bootstrap_servers: as in the file, where it leaves them out.
@@ -137,7 +141,7 @@ def main(
     arguments = [word for name, value in given.items() if value for word in (f"--{name}", value)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        params, _ = parse_parameters(Parameters, ["--config", config, *arguments])
+        params, _ = parse_parameters(Parameters, ["--config", job, *arguments])
         with only_run(Path(os.environ["LAKEHOUSE_ROOT"])):
             follow(spark_session("continuous"), params, Models(select, exclude or ()))
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import shlex
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,8 +27,9 @@ from services.kafka import Broker, Record
 from services.postgres import Database, running_postgres
 from services.processes import ServiceFailed, free_port
 from tests.support.dbt_project import REPOSITORY
-from tests.support.killer import TableState, run_and_kill
+from tests.support.killer import TableState, kill_group, run_and_kill
 from tests.support.rows import assert_rows
+from tests.support.session import process_environment
 from tests.support.snippets import snippet
 from tests.support.waiting import eventually
 
@@ -519,3 +521,29 @@ def test_the_runner_makes_views_once_and_leaves_out_what_has_its_own_schedule(ma
     models.run()
     assert_rows(project.table("counted"), [{"number": 1}, {"number": 2}])
     assert not project.spark.catalog.tableExists(f"{project.schema}.apart")
+
+
+def test_the_runner_as_a_program_ends_well_when_it_is_told_to(bronze, make_project, tmp_path):
+    project = make_project({"models/numbers.sql": "{{ config(materialized='table') }} select 1 as number"})
+    job, log = tmp_path / "job.yml", tmp_path / "log"
+    job.write_text(f"topics: [{bronze.topic}]\n", encoding="utf-8")
+    bronze.broker.produce(bronze.topic, messages("a"))
+    command = [
+        sys.executable, "-m", "services.continuous", "--job", str(job), "--select", "numbers",
+        "--bootstrap_servers", bronze.broker.bootstrap_servers,
+        "--target", bronze.target, "--checkpoint", bronze.checkpoint,
+    ]  # fmt: skip
+    places = {"LAKEHOUSE_ROOT": str(tmp_path), "DBT_PROFILES_DIR": str(project.root)}
+    with log.open("w") as output:
+        runner = subprocess.Popen(
+            command, cwd=project.root, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            env=os.environ | process_environment() | places | {"PYTHONPATH": str(REPOSITORY)},
+        )  # fmt: skip
+    try:
+        eventually(lambda: runner.poll() is not None or '"bronze_version": 1' in log.read_text(), 120)
+        runner.terminate()
+        assert runner.wait(60) == 0, log.read_text()
+    finally:
+        kill_group(runner)
+    assert bronze.offsets() == [0]
+    assert (project.location / "numbers").is_dir()
