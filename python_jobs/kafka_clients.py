@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
@@ -19,10 +19,12 @@ ANSWER_SECONDS = 30
 _PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.NOT_COORDINATOR,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._NOENT,  # "no leaders found"
     KafkaError._TIMED_OUT,
@@ -81,18 +83,16 @@ def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
     return str(admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)[name].value)
 
 
-def patiently(ask: Callable[[], Answer], also: Collection[int] = ()) -> Answer:
+def patiently(ask: Callable[[], Answer], passes: Callable[[KafkaError], bool] = passes) -> Answer:
     """Ask a broker something that may be asked again, until it has a leader and a coordinator after a restart.
 
     Args:
         ask: the question; what it raises last is raised.
-        also: codes of errors that pass here, though elsewhere they don't.
+        passes: whether an error is gone after a while.
     """
 
     def classify(error: BaseException) -> Failure:
-        is_passing = isinstance(error, KafkaException) and (
-            passes(error.args[0]) or error.args[0].code() in also
-        )
+        is_passing = isinstance(error, KafkaException) and passes(error.args[0])
         return Failure.TRANSIENT if is_passing else Failure.UNKNOWN
 
     policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
@@ -28,8 +28,6 @@ from services.jars import java
 from services.processes import HOST, Process, ServiceFailed, free_port, running
 
 ANSWER_SECONDS = 30
-# What is said of a topic that the broker has just made, beside what any topic says without a leader.
-_NOT_YET = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 # What librdkafka takes for "none given".
 _NO_TIMESTAMP = 0
 _BY_KEY = -1
@@ -72,7 +70,8 @@ class Cluster:
         except KafkaException as failure:
             raise ServiceFailed(f"topic '{name}' was not created: {failure.args[0].str()}") from None
         try:
-            patiently(lambda: self.ends(name, partitions), also=_NOT_YET)
+            # The broker has just made it: whatever is said of it until its leaders have taken over will pass.
+            patiently(lambda: self.ends(name, partitions), passes=lambda _: True)
         except KafkaException as failure:
             raise ServiceFailed(f"topic '{name}' doesn't answer: {failure.args[0].str()}") from None
         return name

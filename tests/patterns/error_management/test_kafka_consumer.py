@@ -150,6 +150,7 @@ def test_a_truncated_source_ends_the_program_unless_it_may_go_on(broker: Broker,
     ("code", "expected"),
     [
         (KafkaError.NOT_COORDINATOR, True),  # librdkafka's retriable() is False
+        (KafkaError.UNKNOWN_LEADER_EPOCH, True),
         (KafkaError._TRANSPORT, True),
         (KafkaError._NOENT, True),  # of the ends of a topic: no leaders found
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
