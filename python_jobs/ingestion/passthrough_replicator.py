@@ -241,12 +241,13 @@ class Folder(HadoopFolder):
         return int(count), int(source.getChecksum().getValue())
 
     def _walk(self, folder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        # A table's log before the folder with its files: what the log names is there by then.
-        log = self._path_class(folder, _DELTA_LOG)
-        if self.file_system.exists(log):
-            yield prefix + _DELTA_LOG, self.file_system.getFileStatus(log)
-            yield from self._walk(log, f"{prefix}{_DELTA_LOG}/")
-        for status in self.file_system.listStatus(folder):
+        statuses = self.file_system.listStatus(folder)
+        for log in (status for status in statuses if status.getPath().getName() == _DELTA_LOG):
+            yield prefix + _DELTA_LOG, log
+            yield from self._walk(log.getPath(), f"{prefix}{_DELTA_LOG}/")
+            # Again, after the log: the files that it names are there by now.
+            statuses = self.file_system.listStatus(folder)
+        for status in statuses:
             name = status.getPath().getName()
             if name == _DELTA_LOG or (name == _ASIDE and not prefix):
                 continue
