@@ -13,11 +13,9 @@ it was: both halves repair themselves. It holds the lakehouse, so no demo or sec
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
-import queue
 import signal
 import sys
 import threading
@@ -85,13 +83,11 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
     Raises:
         JobFailed: the stream or a model failed.
     """
-    appended: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
-    ended = threading.Event()
+    appended, built, ended = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
 
     def wait_for_models() -> None:
-        built = threading.Event()
-        appended.put(built)
-        while not (built.wait(_LOOK_SECONDS) or ended.is_set()):
+        appended.release()
+        while not (built.acquire(timeout=_LOOK_SECONDS) or ended.is_set()):
             pass
 
     continuous = dataclasses.replace(params, trigger=params.trigger or DEFAULT_TRIGGER)
@@ -106,10 +102,9 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
     try:
         build()  # what a run that died has left
         while query.isActive:
-            with contextlib.suppress(queue.Empty):
-                built = appended.get(timeout=_LOOK_SECONDS)
+            if appended.acquire(timeout=_LOOK_SECONDS):
                 build()
-                built.set()
+                built.release()
     finally:
         ended.set()
         query.stop()

@@ -158,7 +158,7 @@ class Appender(BatchFunction):
     Args:
         writer_id: Delta ``txnAppId`` of this checkpoint.
         last_ingested_at: the newest that the table holds, microseconds since 1970.
-        after_batch: called when a batch is in the table; the next one isn't read before it returns.
+        after_batch: called when a batch was appended; the next one isn't read before it returns.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ def start(
     Args:
         spark: the session.
         params: the job's parameters.
-        after_batch: called after each batch, by the query's thread, which waits for it.
+        after_batch: called when a batch was appended, by the query's thread, which waits for it.
 
     Raises:
         NotReady: no broker answers, or a topic isn't there.
