@@ -116,8 +116,8 @@ def latency(bench: Workbench, broker: Broker) -> Comparison:
         note=(
             f"The time is that of the whole run, services started and stopped. A change's latency runs from its commit "
             f"in PostgreSQL to the end of the dbt run that made it readable in current state and history; {seconds} "
-            "seconds of changes after the snapshot is in silver. The table of dead letters has a schedule of its own and "
-            "isn't run. In the first minute the session is still cold."
+            "seconds of changes after the snapshot is in silver. The table of dead letters has a schedule of its own "
+            "and isn't run. In the first minute the session is still cold."
         ),
         facts=lambda: measured,
     )
