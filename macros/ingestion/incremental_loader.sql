@@ -10,18 +10,22 @@
     3. no target, an empty target, a full refresh: all rows from `bootstrap_from` on.
 
     A row whose value is NULL is in no window; `incremental_rejects` selects those.
+
+    A model that keeps few of the rows it looks at (dead letters, a quarantine) names what it looks at as `source`, and
+    has the post-hook `incremental_watermark`. Its newest row may be old, so its watermark is a property of its table:
+    the newest value of the source when the run began, where its window ends as well.
 -#}
 
 {% macro incremental_window(
-    column=none, window_from=none, window_to=none, overlap=none, bootstrap_from=none, watermark_column=none
+    column=none, window_from=none, window_to=none, overlap=none, bootstrap_from=none, watermark_column=none, source=none
 ) %}
     {{ return(adapter.dispatch('incremental_window', 'lakehouse_patterns')(
-        column, window_from, window_to, overlap, bootstrap_from, watermark_column
+        column, window_from, window_to, overlap, bootstrap_from, watermark_column, source
     )) }}
 {% endmacro %}
 
 {% macro default__incremental_window(
-    column, window_from, window_to, overlap, bootstrap_from, watermark_column
+    column, window_from, window_to, overlap, bootstrap_from, watermark_column, source
 ) %}
     {%- set options = lakehouse_patterns._incremental_loader_options() -%}
     {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
@@ -43,7 +47,7 @@
         ) -%}
     {%- else -%}
         {%- set watermark = lakehouse_patterns._watermark(
-            watermark_column or options.watermark_column or column
+            watermark_column or options.watermark_column or column, has_own_watermark=source is not none
         ) -%}
         {%- if watermark is none -%}
             {%- set start = lakehouse_patterns._moment('bootstrap_from', bootstrap_from) if bootstrap_from -%}
@@ -63,8 +67,40 @@
     {%- endif -%}
     {%- if end -%}
         {%- do bounds.append(column ~ ' < ' ~ lakehouse_patterns._timestamp_literal(end)) -%}
+    {%- elif source is not none and execute -%}
+        {%- do lakehouse_patterns._require_incremental_watermark() -%}
+        {%- set newest = lakehouse_patterns._newest(column, source, where=bounds[0]) -%}
+        {%- if newest is none -%}
+            {{ return('(false)') }}
+        {%- endif -%}
+        {%- do bounds.append(
+            column ~ ' <= ' ~ lakehouse_patterns._timestamp_literal(newest) ~ lakehouse_patterns._watermark_mark()
+        ) -%}
     {%- endif -%}
     {{ return('(' ~ bounds | join(' and ') ~ ')') }}
+{% endmacro %}
+
+{% macro incremental_watermark() %}
+    {{ return(adapter.dispatch('incremental_watermark', 'lakehouse_patterns')()) }}
+{% endmacro %}
+
+{% macro default__incremental_watermark() %}
+    {#-
+        The statement that has just run says where its window ended. Nothing else knows: the source has gone on since.
+        A run killed before this hook leaves an older watermark, and rows that are newer than it, which count as well.
+    -#}
+    {%- if not execute -%}
+        {{ return('') }}
+    {%- endif -%}
+    {%- set ends = modules.re.findall(
+        "timestamp '([^']+)'" ~ modules.re.escape(lakehouse_patterns._watermark_mark()), sql
+    ) | unique | list -%}
+    {%- do lakehouse_patterns.require(
+        ends | length <= 1, 'a model has one watermark: give source to one of its windows'
+    ) -%}
+    {{ return(
+        'alter table ' ~ this ~ " set tblproperties ('lakehouse_patterns.watermark' = '" ~ ends[0] ~ "')" if ends else ''
+    ) }}
 {% endmacro %}
 
 {% macro incremental_rejects(column=none) %}
@@ -134,8 +170,8 @@ inner join current_loads
     {{ return(column or 'true') }}
 {% endmacro %}
 
-{% macro _watermark(column) %}
-    {#- The newest value that the target holds; none if it is absent, empty or rebuilt. -#}
+{% macro _watermark(column, has_own_watermark) %}
+    {#- Up to where the target has taken its source; none if it is absent or rebuilt, or empty and without its own. -#}
     {%- set name = column.split('.')[-1] -%}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('`?\\w+`?', name),
@@ -144,14 +180,41 @@ inner join current_loads
     {%- if not execute or this is not defined or not lakehouse_patterns.is_incremental() -%}
         {{ return(none) }}
     {%- endif -%}
+    {%- set known = [
+        lakehouse_patterns._newest(name, this), lakehouse_patterns._own_watermark() if has_own_watermark
+    ] | select | list -%}
+    {{ return(known | max if known else none) }}
+{% endmacro %}
+
+{% macro _newest(column, relation, where='true') %}
     {#- unix_micros takes timestamps only: a text column fails here, where a cast to NULL would reload everything. -#}
-    {%- set newest = run_query('select unix_micros(max(' ~ name ~ ')) as micros from ' ~ this).rows[0][0] -%}
+    {%- set newest = run_query(
+        'select unix_micros(max(' ~ column ~ ')) as micros from ' ~ relation ~ ' where ' ~ where
+    ).rows[0][0] -%}
     {%- if newest is none -%}
         {{ return(none) }}
     {%- endif -%}
     {{ return(
         modules.datetime.datetime(1970, 1, 1) + modules.datetime.timedelta(microseconds=newest | int)
     ) }}
+{% endmacro %}
+
+{% macro _own_watermark() %}
+    {#- Spark answers an absent property with a sentence in place of its value. -#}
+    {%- set value = run_query('show tblproperties ' ~ this ~ " ('lakehouse_patterns.watermark')").rows[0][1] -%}
+    {{ return(lakehouse_patterns._moment('watermark', value) if value[:1].isdigit() else none) }}
+{% endmacro %}
+
+{% macro _watermark_mark() %}
+    {{ return(' /* watermark */') }}
+{% endmacro %}
+
+{% macro _require_incremental_watermark() %}
+    {#- Without the hook each run would look at the same rows again, and nobody would notice. -#}
+    {%- do lakehouse_patterns.require(
+        'incremental_watermark' in (model.config.get('post-hook') or []) | map(attribute='sql') | join,
+        "source needs the model's post_hook '{{ lakehouse_patterns.incremental_watermark() }}'"
+    ) -%}
 {% endmacro %}
 
 {% macro _moment(name, text) %}

@@ -1,6 +1,7 @@
 {{ config(
     materialized='incremental',
     incremental_strategy='append',
+    post_hook='{{ lakehouse_patterns.incremental_watermark() }}',
     enabled=(env_var('LAKEHOUSE_SOURCE', 'files') == 'files')
 ) }}
 
@@ -14,6 +15,4 @@ select
     error_message,
     ingested_at
 from dead
-{% if is_incremental() %}
-    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
-{% endif %}
+where {{ lakehouse_patterns.incremental_window('ingested_at', source=ref('silver_user_changes_flagged')) }}

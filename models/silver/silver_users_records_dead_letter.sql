@@ -1,6 +1,7 @@
 {{ config(
     materialized='incremental',
     incremental_strategy='append',
+    post_hook='{{ lakehouse_patterns.incremental_watermark() }}',
     enabled=(env_var('LAKEHOUSE_SOURCE', 'files') == 'kafka')
 ) }}
 
@@ -14,4 +15,4 @@ select
 from {{ ref('silver_users_records_flagged') }}
 where
     error_class is not null
-    and {{ lakehouse_patterns.incremental_window('ingested_at') }}
+    and {{ lakehouse_patterns.incremental_window('ingested_at', source=ref('silver_users_records_flagged')) }}

@@ -1,4 +1,9 @@
-{{ config(materialized='incremental', incremental_strategy='append', partition_by=['landing_date']) }}
+{{ config(
+    materialized='incremental',
+    incremental_strategy='append',
+    partition_by=['landing_date'],
+    post_hook='{{ lakehouse_patterns.incremental_watermark() }}',
+) }}
 
 -- Appended with each load and never rewritten: a line stays here with its reason although a later load of its file
 -- mended it. What counts today is in observability_visits_accounting.
@@ -13,6 +18,4 @@ select
 from {{ ref('silver_visits_flagged') }}
 where
     rejected_by is not null
-{% if is_incremental() %}
-    and {{ lakehouse_patterns.incremental_window('ingested_at') }}
-{% endif %}
+    and {{ lakehouse_patterns.incremental_window('ingested_at', source=ref('silver_visits_flagged')) }}

@@ -39,6 +39,12 @@ MODELS = {
         select * from changes
         where {{ lakehouse_patterns.incremental_window('changed_at', bootstrap_from='2024-03-01T00') }}
     """,
+    "deletions": """
+        {{ config(materialized='incremental', incremental_strategy='append',
+            post_hook='{{ lakehouse_patterns.incremental_watermark() }}') }}
+        select * from changes
+        where is_deleted and {{ lakehouse_patterns.incremental_window('changed_at', source='changes') }}
+    """,
     "overwritten_days": """
         {{ config(materialized='data_overwrite', partition_by='day', meta={'lakehouse_patterns': {'data_overwrite': {
             'where': "day = date'{logical_date}'"}}}) }}
