@@ -433,6 +433,30 @@ class TestSparkWindows:
         assert report["read"] == 7
 
 
+def test_a_batch_of_windows_that_is_run_again_after_its_write_is_there_once_and_the_query_goes_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch dies once, between its commit to the table and its end: Delta skips the second write."""
+    windows = Windows(spark, tmp_path)
+    for clock in ("01:50", "03:15", "04:31"):
+        windows.append(clock)
+    write, died = windowed_counter.WindowWriter.write, set()
+
+    def dying(self: Any, rows: DataFrame, batch_id: int) -> None:
+        write(self, rows, batch_id)
+        if batch_id not in died:
+            died.add(batch_id)
+            raise OSError("the process ends before the batch is marked as done")
+
+    monkeypatch.setattr(windowed_counter.WindowWriter, "write", dying)
+    for _ in range(4):
+        with pytest.raises(OSError, match="the process ends"):
+            windows.run(delay="1 hour")
+    windows.run(delay="1 hour")
+    assert died == {0, 1, 2, 3}
+    assert windows.counts() == {"01:50": 1, "03:10": 1}
+
+
 def test_the_guide_s_cases_and_what_the_count_of_dropped_rows_means(
     spark: SparkSession, tmp_path: Path
 ) -> None:
