@@ -114,14 +114,16 @@ def _adopt(project: DbtProject) -> None:
                 )
 
 
-def _writer(kind: str, name: str, text: str, *tables: str, again: bool = True) -> Writer:
+def _writer(
+    kind: str, name: str, text: str, *tables: str, again: bool = True, resumes: bool = False
+) -> Writer:
     # Two runs of one project at once share its folder: nobody promises that.
     return Writer(
         f"dbt {name}",
         nothing,
         each_day_built(f"{kind}/{name}.sql", text, again=again),
         tuple(f"project_{{folder}}/{table}" for table in tables),
-        resumes=not again,
+        resumes=resumes,
         pairs=False,
     )
 
@@ -134,6 +136,9 @@ def dbt_writers() -> Iterator[Writer]:
     }
     for name, text in MODELS.items():
         folders = [f"database/{table}" for table in managed.get(name, ())] or [f"lakehouse/{name}"]
-        yield _writer("models", name, text, *folders)
+        # Started again from the first day, a window takes nothing of the days that are done.
+        yield _writer("models", name, text, *folders, resumes="incremental_window" in text)
     # Yesterday's extract after today's would look as if users were deleted.
-    yield _writer("snapshots", "users_snapshot", SNAPSHOT, "lakehouse/users_snapshot", again=False)
+    yield _writer(
+        "snapshots", "users_snapshot", SNAPSHOT, "lakehouse/users_snapshot", again=False, resumes=True
+    )
