@@ -108,12 +108,18 @@ def test_a_run_killed_before_its_watermark_neither_loses_nor_doubles_rows(projec
         "set tblproperties ('lakehouse_patterns.watermark' = '2024-03-01 11:00:00+00:00')"
     )
     project.run("run", "--select", "killed")
-    assert (ids(project, "killed"), watermark(project, "killed")) == (["v0", "v2"], "2024-03-01 13:00:00+00:00")
+    assert (ids(project, "killed"), watermark(project, "killed")) == (
+        ["v0", "v2"],
+        "2024-03-01 13:00:00+00:00",
+    )
     project.spark.sql(
         f"alter table {project.schema}.killed unset tblproperties ('lakehouse_patterns.watermark')"
     )
     project.run("run", "--select", "killed")
-    assert (ids(project, "killed"), watermark(project, "killed")) == (["v0", "v2"], "2024-03-01 13:00:00+00:00")
+    assert (ids(project, "killed"), watermark(project, "killed")) == (
+        ["v0", "v2"],
+        "2024-03-01 13:00:00+00:00",
+    )
 
 
 def test_a_table_whose_old_rows_were_deleted_is_not_loaded_anew(project: DbtProject) -> None:
