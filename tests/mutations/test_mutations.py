@@ -1,6 +1,8 @@
 """Every committed mutation can be applied; the runner tells a noticed mutation from one that survives."""
 
 import datetime as dt
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from tests.mutations import runner
 from tests.mutations.runner import Mutation, committed_mutations, sample
+from tests.support.pytest_ids import REPOSITORY
 
 ONE = Mutation("m-1", "code.py", "a < b", "a <= b", "tests/test_code.py::test_less")
 
@@ -24,6 +27,27 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mutation", committed_mutations(), ids=lambda m: m.id)
 def test_committed_mutation_can_be_applied(mutation: Mutation) -> None:
     assert mutation.problem() is None
+
+
+def test_no_mutation_is_noticed_for_an_undefined_name_alone(tmp_path: Path) -> None:
+    for mutation in committed_mutations():
+        if mutation.file.endswith(".py"):
+            mutated = mutation.mutated((REPOSITORY / mutation.file).read_text(encoding="utf-8"))
+            (tmp_path / f"{mutation.id}.py").write_text(mutated, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "F821",
+        "--output-format",
+        "concise",
+        str(tmp_path),
+    ]
+    undefined = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert undefined.returncode == 0, undefined.stdout
 
 
 def test_mutation_ids_are_unique() -> None:
