@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least, utc_now
+from python_jobs.clock import Clocked
+from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.tables import absolute, delta_table, is_path, read_table, table_exists
 
 OutputMode = Literal["append", "update"]
@@ -44,28 +44,30 @@ def parse_duration(text: str) -> dt.timedelta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamParameters:
-    """How a streaming job is run."""
+class Paced:
+    """Parameters of a stream."""
 
     trigger: str | None = None
     """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
-    max_files_per_trigger: int | None = None
-    """Most source files in one batch; Delta's default is 1000."""
-    now: str | None = None
-    """Processing time (ISO 8601); by default the clock's, for each batch."""
-    start_over: bool = False
-    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
 
     def __post_init__(self) -> None:
         if self.trigger is not None:
             parse_duration(self.trigger)
-        require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
-        if self.now is not None:
-            parse_time(self.now)
 
-    def processing_time(self) -> dt.datetime:
-        """Return ``now``, or the clock's time."""
-        return utc_now() if self.now is None else parse_time(self.now)
+
+@dataclass(frozen=True, kw_only=True)
+class StreamParameters(Paced, Clocked):
+    """Parameters of a stream over a Delta table that appends to others."""
+
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+    start_over: bool = False
+    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
+
+    def __post_init__(self) -> None:
+        Paced.__post_init__(self)
+        Clocked.__post_init__(self)
+        require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
 
 
 class BatchFunction(ABC):

@@ -12,7 +12,6 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 3 data refused, 4 not ready.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import re
 import sys
@@ -56,11 +55,6 @@ class NotReady(JobFailed):
     """The input is not there or not complete yet; try again later."""
 
     exit_code = 4
-
-
-def utc_now() -> dt.datetime:
-    """Return the current time in UTC, for the outermost line of a job only."""
-    return dt.datetime.now(dt.UTC)
 
 
 def parse_parameters(

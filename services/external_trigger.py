@@ -40,8 +40,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from tenacity.nap import sleep_using_event
 from waitress.server import create_server
 
+from python_jobs.clock import utc_now
 from python_jobs.error_management.retryable import Failure, Retrier, RetryPolicy
-from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least, run_program, utc_now
+from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least, run_program
 from python_jobs.yaml_files import read_yaml
 from services.airflow import Airflow, TriggerFailed
 from services.events import PLACEHOLDERS, Event, Filter, read_envelope

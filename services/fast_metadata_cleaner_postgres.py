@@ -33,9 +33,9 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
+from python_jobs.clock import Clocked
 from python_jobs.idempotency.unit_tables import Unit, route, unit_name
-from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_program, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_program
 from python_jobs.postgres_clients import reaching_postgres, require_table_name, table_name
 from services.postgres_csv import copy_csv
 from services.postgres_relations import (
@@ -51,7 +51,7 @@ from services.postgres_relations import (
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Load a day into the table of its unit of time, or drop or freeze units, behind one view."""
 
     target: str
@@ -74,10 +74,9 @@ class Parameters:
     """Units to drop or to freeze, such as 2023_45."""
     into: str = ""
     """Name of the frozen units together: <target>_frozen_<into>."""
-    now: str | None = None
-    """Time of the run (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_table_name(self.target)
         loads = self.action == "load"
         if loads != all((self.source, self.date, self.columns)):
@@ -100,7 +99,7 @@ class Parameters:
     @property
     def today(self) -> dt.date:
         """The day of the run."""
-        return (utc_now() if self.now is None else parse_time(self.now)).date()
+        return (self.processing_time()).date()
 
     def name(self, suffix: str) -> str:
         """Return the target's name with a suffix."""

@@ -30,6 +30,7 @@ from typing import Any, Literal
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from python_jobs.clock import utc_now
 from python_jobs.idempotency.manifests import (
     ListedFile,
     Manifest,
@@ -39,7 +40,7 @@ from python_jobs.idempotency.manifests import (
     version_of,
 )
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_program, utc_now
+from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_program
 
 
 @dataclass(frozen=True)

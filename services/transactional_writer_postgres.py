@@ -29,8 +29,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from python_jobs.clock import Clocked
 from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_program, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, run_program
 from python_jobs.postgres_clients import listed, reaching_postgres, table_name
 from services.inbox import Inbox
 from services.postgres_csv import copy_csv
@@ -40,7 +41,7 @@ _LINE = "transactional_writer_line"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Merge CSV files into a table in one transaction."""
 
     files: list[str]
@@ -53,15 +54,12 @@ class Parameters:
     """Logical time of the run (2024-11-20), never the clock's."""
     delimiter: str = ";"
     """Between the columns of the files."""
-    now: str | None = None
-    """Time of the entry in <target>__runs (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.files or not self.key:
             raise WrongUse(f"files and key take one name or more, got {self.files} and {self.key}")
         parse_time(self.run)
-        if self.now is not None:
-            parse_time(self.now)
 
     @property
     def table(self) -> sql.Identifier:
@@ -77,7 +75,7 @@ def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_e
         DataRefused: a line doesn't fit the target; nothing was written.
         WrongUse: the target has no such column, or no such unique key.
     """
-    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    now = parameters.processing_time()
     message = f"{parameters.run}/{_content_of(parameters.files)}"
     report: dict[str, Any] = {"target": parameters.target, "run": parameters.run, "rows": {}}
     with reaching_postgres(), connect() as connection:

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import BatchFunction, append, await_end, create_table, start_stream
+from python_jobs.delta_streams import BatchFunction, Paced, append, await_end, create_table, start_stream
 from python_jobs.job import NotReady, WrongUse, run_job
 from python_jobs.tables import find_commit, latest_version, read_table, table_id, write_once
 
@@ -38,7 +38,7 @@ APP_ID = "lakehouse_patterns.wrapper"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Paced):
     """Wrap each record in a JSON envelope: the record unmodified, the context of its processing beside it."""
 
     source: str
@@ -53,14 +53,13 @@ class Parameters:
     """Column of a Delta source that holds the record (string or binary); other columns pass through."""
     checkpoint: str | None = None
     """Folder of the stream's progress; needed for a Delta source."""
-    trigger: str | None = None
-    """Pace of an endless stream, such as "10 seconds"; default: what is there, then end."""
     start_over: bool = False
     """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
     batch_version: int | None = None
     """Version of the batch, needed for files; a stream numbers its micro-batches itself."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.source_format == "delta" and (self.checkpoint is None or self.batch_version is not None):
             raise WrongUse("a Delta source needs checkpoint and takes no batch_version: batches are numbered")
         if self.source_format == "files" and (self.batch_version is None or self.checkpoint is not None):

@@ -45,6 +45,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from python_jobs.checkpoints import claim, has_progress
 from python_jobs.delta_streams import (
     BatchFunction,
+    Paced,
     await_end,
     create_table,
     parse_duration,
@@ -77,7 +78,7 @@ _COUNTS = "window_start timestamp, window_end timestamp, unique_keys bigint, bat
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Paced):
     """Count the unique keys of each window of event time in a Kafka topic."""
 
     bootstrap_servers: str
@@ -104,8 +105,6 @@ class Parameters:
     """Where a new checkpoint begins: earliest, latest, or what checkpoint_rewind reports as starting_offsets."""
     start_over: bool = False
     """Whether a new checkpoint may count anew into a target that holds windows already."""
-    trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job reads what is there and stops."""
     max_records_per_trigger: int | None = None
     """Most records in one batch; by default all that are there."""
     fail_on_data_loss: bool = True
@@ -116,11 +115,11 @@ class Parameters:
     """Further settings of Kafka's client, such as security.protocol; secrets as ${env:NAME} only."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.ephemeral:
             require_durable(self.checkpoint)
-        for duration in (self.window, self.lateness, self.trigger):
-            if duration is not None:
-                parse_duration(duration)
+        for duration in (self.window, self.lateness):
+            parse_duration(duration)
         if self.starting_offsets not in ("earliest", "latest") and not self.starting_offsets.startswith("{"):
             raise WrongUse(
                 f"starting_offsets must be earliest, latest or a JSON object, got '{self.starting_offsets}'"

@@ -30,11 +30,12 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.clock import Clocked
 from python_jobs.delta_streams import create_table, evaluated_once, parse_duration
 from python_jobs.error_management.dead_letter import DISCARDED, PARKED, PENDING
 from python_jobs.error_management.json_records import ERROR_CLASS
-from python_jobs.intervals import parse_time, to_micros
-from python_jobs.job import DataRefused, WrongUse, run_job, utc_now
+from python_jobs.intervals import to_micros
+from python_jobs.job import DataRefused, WrongUse, run_job
 from python_jobs.tables import commit_metrics, delta_table, latest_version, read_table
 
 CLASS_DAYS = 7
@@ -43,7 +44,7 @@ _ALERTS = "dead_letter string, day date, limit string, got double, allowed doubl
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Report on a dead-letter table and alert, or give dead letters up."""
 
     dead_letter: str
@@ -64,17 +65,14 @@ class Parameters:
     """discard: only letters set aside longer ago than this, such as "90 days"."""
     reason: str | None = None
     """discard: why they are given up."""
-    now: str | None = None
-    """Time of the report (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in self.limits().items():
             if value < 0:
                 raise WrongUse(f"{name} must not be below 0, got {value:g}")
         if self.older_than is not None:
             parse_duration(self.older_than)
-        if self.now is not None:
-            parse_time(self.now)
         if self.action == "discard":
             if not self.reason:
                 raise WrongUse("action discard needs a reason")
@@ -146,7 +144,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         NotReady: the table doesn't exist.
         DataRefused: a limit is passed, and that wasn't noted today.
     """
-    now = utc_now() if params.now is None else parse_time(params.now)
+    now = params.processing_time()
     if params.action == "discard":
         return _discard(spark, params, now)
     counted = read_table(spark, params.dead_letter).select(ERROR_CLASS, "status", "processed_at", "attempts")

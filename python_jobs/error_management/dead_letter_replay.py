@@ -32,6 +32,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.clock import Clocked
 from python_jobs.delta_streams import evaluated_once
 from python_jobs.error_management.dead_letter import (
     DEAD_LETTER_COLUMNS,
@@ -43,15 +44,14 @@ from python_jobs.error_management.dead_letter import (
     WAS_DEAD_LETTERED,
 )
 from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
-from python_jobs.intervals import parse_time
-from python_jobs.job import WrongUse, require_at_least, run_job, utc_now
+from python_jobs.job import WrongUse, require_at_least, run_job
 from python_jobs.tables import delta_table, latest_version
 
 _LETTER = "__letter"
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Parse dead letters again after a fix; those that pass join the main table."""
 
     target: str
@@ -78,15 +78,12 @@ class Parameters:
     """Name of the job in the replay metadata."""
     job_version: str = "1"
     """Version of schema and expressions in the replay metadata."""
-    now: str | None = None
-    """Replay time (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.target == self.dead_letter:
             raise WrongUse("target and dead_letter must be two tables")
         require_at_least(1, max_attempts=self.max_attempts)
-        if self.now is not None:
-            parse_time(self.now)
 
 
 def replay_rows(parsed: DataFrame, job_name: str, job_version: str, now: str) -> DataFrame:
@@ -132,7 +129,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """
     letters = delta_table(spark, params.dead_letter)
     target = delta_table(spark, params.target)
-    now = params.now or utc_now().isoformat()
+    now = params.processing_time().isoformat()
 
     statuses = [PENDING, PARKED] if params.include_parked else [PENDING]
     pending = letters.toDF().where(F.col("status").isin(statuses)).where(params.where or "true")

@@ -40,15 +40,15 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
+from python_jobs.clock import Clocked
 from python_jobs.error_management.late_dates import LatePlan, days_before, late_plan, parse_date
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
 from python_jobs.error_management.late_state import DateState, State, StateTable
-from python_jobs.intervals import parse_time
-from python_jobs.job import NotReady, WrongUse, require_at_least, run_job, utc_now
+from python_jobs.job import NotReady, WrongUse, require_at_least, run_job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(DateQuery):
+class Parameters(DateQuery, Clocked):
     """Process a date and the dates before it that have new data."""
 
     state: str
@@ -73,11 +73,10 @@ class Parameters(DateQuery):
     """When the claims of a run that died are void: longer than any run takes."""
     manifest: str | None = None
     """Folder for the list of replaced partitions."""
-    now: str | None = None
-    """Time of the run (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        DateQuery.__post_init__(self)
+        Clocked.__post_init__(self)
         try:
             for date in (self.date, *self.dates):
                 parse_date(date)
@@ -93,8 +92,6 @@ class Parameters(DateQuery):
             raise WrongUse(f"action {self.action} needs the run_id that has claimed the dates")
         if bool(self.dates) != (self.action == "process"):
             raise WrongUse("dates belong to the action process, which needs them")
-        if self.now is not None:
-            parse_time(self.now)
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
@@ -105,7 +102,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         JobFailed: a date failed; it stays late, the others are published.
         WrongUse: a table isn't partitioned by the column, or the query can't be used.
     """
-    now = utc_now() if params.now is None else parse_time(params.now)
+    now = params.processing_time()
     run_id = params.run_id or str(uuid.uuid4())
     table = StateTable(spark, params.state)
     if params.action == "release":

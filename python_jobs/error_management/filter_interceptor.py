@@ -38,14 +38,14 @@ from pyspark.sql.types import StructType
 from python_jobs.checkpoints import claim
 from python_jobs.delta_streams import (
     BatchFunction,
+    StreamParameters,
     append,
     await_end,
     create_table,
     parse_duration,
     start_stream,
 )
-from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, NotReady, WrongUse, require_at_least, run_job, utc_now
+from python_jobs.job import DataRefused, NotReady, WrongUse, require_at_least, run_job
 from python_jobs.tables import absolute, is_path, read_table, table_exists, table_id, transaction_version
 from python_jobs.yaml_files import read_yaml
 
@@ -297,7 +297,7 @@ def window_totals(statistics: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(StreamParameters):
     """Filter a Delta table by named conditions and keep count of what each rejects."""
 
     source: str
@@ -318,14 +318,9 @@ class Parameters:
     """Folder of a stream's progress; with it the job runs as a stream over a source that only grows."""
     window: str = "10 minutes"
     """Length of the processing-time windows that a stream's counts belong to."""
-    trigger: str | None = None
-    """Run the stream for ever, a micro-batch every "10 seconds"; by default what is there, then stop."""
-    start_over: bool = False
-    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
-    now: str | None = None
-    """Time of the run or micro-batch (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len({self.source, self.target, self.statistics}) < 3:
             raise WrongUse("source, target and statistics must be three tables")
         if self.max_rise is not None and not 0 <= self.max_rise <= 1:
@@ -333,15 +328,13 @@ class Parameters:
         require_at_least(1, baseline_runs=self.baseline_runs)
         if self.checkpoint is not None and (self.max_rise is not None or self.run_id is not None):
             raise WrongUse("max_rise and run_id belong to a batch, checkpoint to a stream")
-        if self.checkpoint is None and self.trigger is not None:
-            raise WrongUse("trigger belongs to a stream: give it a checkpoint")
+        if self.checkpoint is None and (self.trigger or self.max_files_per_trigger or self.start_over):
+            raise WrongUse(
+                "trigger, max_files_per_trigger and start_over belong to a stream: give it a checkpoint"
+            )
         if self.run_id is not None and not re.fullmatch(r"[\w:.+-]+", self.run_id):
             raise WrongUse(f"run_id is '{self.run_id}'; use letters, digits and : . + - _")
-        for duration in (self.window, self.trigger):
-            if duration is not None:
-                parse_duration(duration)
-        if self.now is not None:
-            parse_time(self.now)
+        parse_duration(self.window)
 
 
 def window_of(moment: dt.datetime, length: dt.timedelta) -> tuple[dt.datetime, dt.datetime]:
@@ -370,7 +363,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def _run_batch(spark: SparkSession, params: Parameters, conditions: Sequence[Condition]) -> dict[str, Any]:
-    now = utc_now() if params.now is None else parse_time(params.now)
+    now = params.processing_time()
     run_id = params.run_id or now.isoformat()
     rows = read_table(spark, params.source)
     if params.max_rise is not None:
@@ -448,7 +441,7 @@ class WindowWriter(BatchFunction):
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Process one micro-batch."""
         spark, params = rows.sparkSession, self.params
-        now = utc_now() if params.now is None else parse_time(params.now)
+        now = params.processing_time()
         options = {"txnAppId": self.writer_id, "txnVersion": str(batch_id)}
         last = transaction_version(spark, params.target, self.writer_id)
         if last is not None and last >= batch_id:
@@ -483,7 +476,10 @@ def start(
     appended = [params.target, params.statistics]
     writer_id = claim(spark, params.checkpoint, contract, appended, params.start_over)
     writer = WindowWriter(params, conditions, writer_id)
-    return start_stream(spark, params.source, writer, params.checkpoint, params.trigger), writer
+    query = start_stream(
+        spark, params.source, writer, params.checkpoint, params.trigger, params.max_files_per_trigger
+    )
+    return query, writer
 
 
 if __name__ == "__main__":

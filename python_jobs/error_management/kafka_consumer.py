@@ -40,9 +40,10 @@ from typing import Any, Literal, get_args
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
+from python_jobs.clock import Clocked
 from python_jobs.ingestion.change_data_capture import bronze_rows
-from python_jobs.intervals import from_micros, parse_time, to_micros
-from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job, utc_now
+from python_jobs.intervals import from_micros, to_micros
+from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job
 from python_jobs.kafka_clients import (
     client_settings,
     committed_offsets,
@@ -96,7 +97,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(Subscription):
+class Parameters(Subscription, Clocked):
     """Append a topic's records to a Delta table; the position is committed before, after or with them."""
 
     target: str
@@ -105,14 +106,11 @@ class Parameters(Subscription):
     """What a crash may do: repeat records (at_least_once), lose them (at_most_once), neither (exactly_once)."""
     generation: int = 0
     """For exactly_once, raised by one after a rewind: the table's position of the generation before is left behind."""
-    now: str | None = None
-    """The time of the load (ingested_at, ISO 8601); by default the clock's, for each commit."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Subscription.__post_init__(self)
+        Clocked.__post_init__(self)
         require_at_least(0, generation=self.generation)
-        if self.now is not None:
-            parse_time(self.now)
 
 
 class CheckpointedConsumer:
@@ -276,7 +274,7 @@ class TableSink:
         return f"kafka_consumer/{params.group}/{params.generation}/{params.topic}/{partition}"
 
     def _rows(self, records: Sequence[Message]) -> DataFrame:
-        now = utc_now() if self._params.now is None else parse_time(self._params.now)
+        now = self._params.processing_time()
         rows = [
             (
                 record.value(), record.key(), record.topic(), record.partition(), record.offset(),

@@ -29,7 +29,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from typing import Any, Literal
 
 import filelock
 
+from python_jobs.clock import Clocked
 from python_jobs.error_management.circuit_breaker import (
     BreakerPolicy,
     Circuit,
@@ -53,7 +53,7 @@ _DAY_OR_HOUR = {10: "day", 13: "hour"}
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Load a slice of a source, unless the source has failed lately; then load what was missed."""
 
     circuits: str
@@ -76,15 +76,12 @@ class Parameters:
     """How long an outcome is remembered."""
     open_seconds: float = 300
     """Time without reading the source before a probe."""
-    now: str | None = None
-    """Time (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # Before the policy, which has other names for them.
         require_at_least(1, failed_slices=self.failed_slices, minimum_slices=self.minimum_slices)
         self.policy()
-        if self.now is not None:
-            parse_time(self.now)
         if self.action in ("run", "skip"):
             if self.slice is None:
                 raise WrongUse(f"action {self.action} needs a slice")
@@ -125,8 +122,9 @@ def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -
         JobFailed: the command failed.
         WrongUse: the command says so.
     """
-    clock = time.time if params.now is None else parse_time(params.now).timestamp
-    breaker = CircuitBreaker(params.source, params.circuits, params.policy(), clock=clock)
+    breaker = CircuitBreaker(
+        params.source, params.circuits, params.policy(), clock=lambda: params.processing_time().timestamp()
+    )
     done: list[str] = []
     if params.action == "run":
         assert params.slice is not None

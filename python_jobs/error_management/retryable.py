@@ -30,7 +30,8 @@ from typing import Literal, TypeVar
 import requests
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
-from python_jobs.job import JobFailed, WrongUse, require_at_least, utc_now
+from python_jobs.clock import utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least
 
 Result = TypeVar("Result")
 

@@ -55,6 +55,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.clock import Clocked
 from python_jobs.delta_streams import evaluated_once
 from python_jobs.idempotency.backfill_ledger import ChunkState, Job, Ledger, RegisteredJob
 from python_jobs.idempotency.backfill_plan import (
@@ -78,7 +79,6 @@ from python_jobs.job import (
     require_at_least,
     root_cause,
     run_job,
-    utc_now,
 )
 from python_jobs.part_failures import failure_sentence, require_no_failures
 from python_jobs.queries import first_line, query_text, user_query
@@ -107,7 +107,7 @@ _NEVER_TWICE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters:
+class Parameters(Clocked):
     """Compute past dates of a table anew, in chunks that can be resumed."""
 
     job_id: str
@@ -153,10 +153,9 @@ class Parameters:
     """Whether to replace dates whose source is missing, too: they are emptied."""
     allow_open_dates: bool = False
     """Whether to replace dates that aren't over, while nothing else writes them."""
-    now: str | None = None
-    """Time of the run (ISO 8601); by default the clock's."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             assert self.chunks
         except ValueError as wrong:
@@ -177,7 +176,6 @@ class Parameters:
             )
         if self.source == self.target:
             raise WrongUse("source and target are the same table: after a chunk its source would be gone")
-        assert self.moment
 
     @cached_property
     def text(self) -> str:
@@ -192,7 +190,7 @@ class Parameters:
     @cached_property
     def moment(self) -> dt.datetime:
         """The time of the run."""
-        return utc_now() if self.now is None else parse_time(self.now)
+        return self.processing_time()
 
 
 # --- one chunk ------------------------------------------------------------------------------------------
@@ -425,8 +423,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         JobFailed: chunks failed, the others are done.
         WrongUse: the query, the tables or the job's other values can't be used.
     """
-    clock = utc_now if params.now is None else lambda: params.moment
-    ledger = Ledger(spark, params.ledger, clock)
+    ledger = Ledger(spark, params.ledger, params.processing_time)
     if params.action == "status":
         return ledger.job(params.job_id).progress()
     if params.action == "abandon":

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from python_jobs.clock import utc_now
 from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, WrongUse, utc_now
+from python_jobs.job import JobFailed, WrongUse
 
 FORMAT_VERSION = 1
 _VERSION = re.compile(r"\d{8}_\d{6}")

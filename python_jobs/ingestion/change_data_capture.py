@@ -41,15 +41,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.checkpoints import claim, has_progress
+from python_jobs.clock import Clocked
 from python_jobs.delta_streams import (
     BatchFunction,
+    Paced,
     append,
     await_end,
-    parse_duration,
     start_query,
 )
-from python_jobs.intervals import parse_time, to_micros
-from python_jobs.job import WrongUse, require_at_least, run_job, utc_now
+from python_jobs.intervals import to_micros
+from python_jobs.job import WrongUse, require_at_least, run_job
 from python_jobs.kafka_topics import (
     SOURCE_FAILURES,
     consumer_settings,
@@ -87,7 +88,7 @@ _STARTS = {"earliest": -2, "latest": -1}
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Paced, Clocked):
     """Append every record of Kafka topics to a bronze Delta table, verbatim and once."""
 
     bootstrap_servers: str
@@ -98,8 +99,6 @@ class Parameters:
     """Bronze table, by path or catalog name; made if absent."""
     checkpoint: str
     """Folder of the stream's progress: one for each target, kept as long as it is."""
-    trigger: str | None = None
-    """Run for ever, a batch every "2 seconds"; by default the job reads what is there and stops."""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
     """Where to begin with a partition of which the target holds nothing."""
     fail_on_data_loss: bool = True
@@ -112,17 +111,13 @@ class Parameters:
     """Further columns, --derive.NAME "SQL EXPRESSION" over the record's own (to_date(timestamp))."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the table."""
-    now: str | None = None
-    """The time of the load (ingested_at, ISO 8601); by default the clock's, for each batch."""
 
     def __post_init__(self) -> None:
+        Paced.__post_init__(self)
+        Clocked.__post_init__(self)
         if not self.topics or len(set(self.topics)) < len(self.topics):
             raise WrongUse(f"topics must name each topic once, got {self.topics}")
-        if self.trigger is not None:
-            parse_duration(self.trigger)
         require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
-        if self.now is not None:
-            parse_time(self.now)
         taken = sorted(self.derive.keys() & BRONZE_TYPES.keys())
         if taken:
             raise WrongUse(f"derive names columns that the record itself has: {', '.join(taken)}")
@@ -180,7 +175,7 @@ class Appender(BatchFunction):
         committed = transaction_version(self._spark, self._params.target, self._writer_id)
         if committed is not None and committed >= batch_id:
             return
-        now = utc_now() if self._params.now is None else parse_time(self._params.now)
+        now = self._params.processing_time()
         # Rises with every batch even if the clock doesn't.
         ingested_at = max(to_micros(now), self._last_ingested_at + 1)
         observation = Observation()

@@ -54,11 +54,11 @@ from python_jobs.checkpoints import claim
 from python_jobs.delta_streams import (
     SOURCE_FAILURES,
     BatchFunction,
+    Paced,
     append,
     await_end,
     create_table,
     evaluated_once,
-    parse_duration,
     start_stream,
 )
 from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_job
@@ -95,7 +95,7 @@ _SOURCE_FAILURES = SOURCE_FAILURES | {
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Paced):
     """Publish every change of a Delta table, to a Kafka topic or to a Delta table."""
 
     source: str
@@ -114,14 +114,13 @@ class Parameters:
     """First version whose changes are published; by default the rows of now, then every later change."""
     tombstones: bool = False
     """After each deletion a message without value, by which a compacted topic forgets the key."""
-    trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job publishes what is there and stops."""
     max_files_per_trigger: int | None = None
     """Most source files in one batch, except that a commit is never split; Delta's default is 1000."""
     producer: dict[str, str] = field(default_factory=dict)
     """Further settings of Kafka's producer, such as security.protocol; secrets as ${env:NAME} only."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.topic is None) == (self.target is None):
             raise WrongUse("pass either topic (with bootstrap_servers) or target")
         if (self.topic is None) != (self.bootstrap_servers is None):
@@ -134,8 +133,6 @@ class Parameters:
             raise WrongUse("source and target must be two tables")
         require_at_least(0, starting_version=self.starting_version)
         require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
-        if self.trigger is not None:
-            parse_duration(self.trigger)
         refuse_secrets(self.producer)
 
 

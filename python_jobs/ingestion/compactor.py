@@ -44,8 +44,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.clock import Clocked
 from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job, utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job
 from python_jobs.pointers import PointedDataset, RawFile, current_folder
 from python_jobs.session import settings
 from python_jobs.tables import (
@@ -71,7 +72,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Merge small files where the policy finds it worth it; in daily mode also remove unused files."""
 
     table: str
@@ -101,10 +102,9 @@ class Parameters:
     """Whether a retention below that is meant: no reader, stream, restore or open write needs older files."""
     measure_reads: bool = False
     """Whether to read the dataset before and after, for the report's seconds."""
-    now: str | None = None
-    """The time of the run, for the ages; default: the clock."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.min_small_files < 2:
             raise WrongUse(f"min_small_files is {self.min_small_files}; merging takes at least 2 files")
         if not 0 <= self.min_small_ratio <= 1:
@@ -124,8 +124,6 @@ class Parameters:
             raise WrongUse(
                 f"a {self.format} dataset is compacted whole: where and mode inline need a Delta table"
             )
-        if self.now is not None:
-            parse_time(self.now)
 
     @property
     def small_bytes(self) -> int:
@@ -214,7 +212,7 @@ def _literal(value: Any, type_: str) -> str:
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Compact once, and in daily mode vacuum."""
-    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    now = parameters.processing_time()
     safe = deleted_file_retention(spark, parameters.table) if parameters.format == "delta" else SAFE_RETENTION
     retention = _retention(parameters, safe)
     compact, clean = (_compact_delta, _vacuum) if parameters.format == "delta" else (_compact_raw, _clean_raw)

@@ -35,6 +35,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.clock import Clocked
 from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.intervals import Interval, parse_time
 from python_jobs.job import (
@@ -44,7 +45,6 @@ from python_jobs.job import (
     WrongUse,
     run_job,
     unreadable_files_refused,
-    utc_now,
 )
 from python_jobs.tables import (
     CONFLICTS,
@@ -78,7 +78,7 @@ _BRONZE_TYPES = {
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Append the new and changed files of a landing folder to a bronze table, one row a line."""
 
     source: str
@@ -97,10 +97,9 @@ class Parameters:
     """Load only when the partition after the window exists, which proves that the window is complete."""
     mode: Literal["append", "replace_window"] = "append"
     """replace_window rewrites the window's partitions instead: for tables that nobody reads as a stream."""
-    now: str | None = None
-    """The time of the load (ingested_at); default: the clock."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         source, target = (absolute(path).rstrip("/") + "/" for path in (self.source, self.target))
         if is_path(self.target) and (target.startswith(source) or source.startswith(target)):
             raise WrongUse(f"source {self.source} and target {self.target} must not lie in one another")
@@ -445,7 +444,7 @@ def assign_load_ids(files: Sequence[LandingFile], before: Mapping[int, int]) -> 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Load once; when another run commits first, look again and load what is left."""
-    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    now = parameters.processing_time()
     for _ in range(_COMMIT_ATTEMPTS):
         with unreadable_files_refused("nothing was written"), _append_only_refused(parameters):
             try:

@@ -52,8 +52,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
+from python_jobs.clock import Clocked
 from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job, utc_now
+from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job
 from python_jobs.postgres import PostgresAccess, one_snapshot, quote, time_slices
 from python_jobs.tables import (
     CONFLICTS,
@@ -73,7 +74,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Load the rows of a table whose ingestion time lies in a window."""
 
     source: str
@@ -106,10 +107,9 @@ class Parameters:
     """File that holds the database password."""
     partitions: int = 4
     """Connections that read a window of PostgreSQL at once."""
-    now: str | None = None
-    """The time of the run (rejected_at, and the end of a stateful window); default: the clock."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.from_ is None) == (self.bootstrap_from is None):
             raise WrongUse("pass either from and to (one window) or bootstrap_from (go on from the last run)")
         if self.from_ is not None:
@@ -228,7 +228,7 @@ def undated(rows: DataFrame, delta_column: str, delta_expression: str | None) ->
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Load one window; when another run commits first, start over on what is then there."""
-    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    now = parameters.processing_time()
     for _ in range(_COMMIT_ATTEMPTS):
         try:
             report = _load(spark, parameters, now)

@@ -46,17 +46,18 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.clock import Clocked
 from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.readiness_names import CHANGES, MARKER, UPKEEP
-from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import NotReady, WrongUse, run_job, utc_now
+from python_jobs.intervals import Interval
+from python_jobs.job import NotReady, WrongUse, run_job
 from python_jobs.tables import absolute, delta_table, is_path, read_table, table_exists
 
 FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(Clocked):
     """Write partitions of raw files, each with its marker as the very last step."""
 
     source: str
@@ -77,10 +78,9 @@ class Parameters:
     """Of the files."""
     late: Literal["strict", "mutable"] = "strict"
     """What becomes of a row whose partition was closed before it came."""
-    now: str | None = None
-    """The time of the run, for the marker; default: the clock."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not is_path(self.target):
             raise WrongUse(f"target must be a folder, got '{self.target}'")
         for bound in (self.window.start, self.window.end):
@@ -179,7 +179,7 @@ def partition_folder(partition: Interval, grain: str) -> str:
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Make each partition of the window in turn, with what came late in it."""
-    now = utc_now() if parameters.now is None else parse_time(parameters.now)
+    now = parameters.processing_time()
     source = read_table(spark, parameters.source)
     for name in (parameters.event_column, parameters.ingestion_column):
         if name not in source.columns:

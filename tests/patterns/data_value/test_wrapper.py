@@ -341,6 +341,7 @@ def test_a_delta_source_is_streamed_once(spark: SparkSession, tmp_path: Path) ->
             {"source_format": "files", "batch_version": 1, "trigger": "1 second"},
             "trigger is for a Delta source",
         ),
+        ({"checkpoint": "c", "trigger": "soon"}, "'soon' is no duration"),
     ],
 )
 def test_wrong_use_of_the_job(arguments: dict[str, Any], message: str) -> None:

@@ -468,6 +468,8 @@ def test_stream_counts_by_window_exactly_through_restarts(
         ({"baseline_runs": 0}, "baseline_runs must be 1 or more, got 0"),
         ({"checkpoint": "c", "max_rise": 0.1}, "belong to a batch"),
         ({"trigger": "10 seconds"}, "give it a checkpoint"),
+        ({"max_files_per_trigger": 5}, "give it a checkpoint"),
+        ({"checkpoint": "c", "max_files_per_trigger": 0}, "max_files_per_trigger must be 1 or more, got 0"),
         ({"run_id": "it's"}, "run_id is 'it's'"),
         ({"conditions": "nowhere.yml"}, "the file of conditions 'nowhere.yml' doesn't exist"),
         ({"target": "a/source", "source": "a/source"}, "must be three tables"),
