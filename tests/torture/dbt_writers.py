@@ -66,6 +66,9 @@ MODELS = {
         {{ lakehouse_patterns.wrapper('extract', {'initial': 'left(name, 1)'}) }}
     """,
 }
+# Started again from the first day, they commit nothing for the days that are done: a window takes no row of them, a
+# MERGE changes none.
+RESUMING = ("merged_users", "users_history", "appended_changes", "deletions")
 # A snapshot is made of tables only, not of the session's views.
 SNAPSHOT = """
 {% snapshot users_snapshot %}
@@ -136,8 +139,7 @@ def dbt_writers() -> Iterator[Writer]:
     }
     for name, text in MODELS.items():
         folders = [f"database/{table}" for table in managed.get(name, ())] or [f"lakehouse/{name}"]
-        # Started again from the first day, a window takes nothing of the days that are done.
-        yield _writer("models", name, text, *folders, resumes="incremental_window" in text)
+        yield _writer("models", name, text, *folders, resumes=name in RESUMING)
     # Yesterday's extract after today's would look as if users were deleted.
     yield _writer(
         "snapshots", "users_snapshot", SNAPSHOT, "lakehouse/users_snapshot", again=False, resumes=True
