@@ -71,7 +71,8 @@
         {%- do lakehouse_patterns._require_incremental_watermark() -%}
         {%- set newest = lakehouse_patterns._newest(column, source, where=bounds[0]) -%}
         {%- if newest is none -%}
-            {{ return('(false)') }}
+            {#- Not (false): behind a table's name Spark reads "where (false)" as an alias with a column's name. -#}
+            {{ return('false') }}
         {%- endif -%}
         {%- do bounds.append(
             column ~ ' <= ' ~ lakehouse_patterns._timestamp_literal(newest) ~ lakehouse_patterns._watermark_mark()

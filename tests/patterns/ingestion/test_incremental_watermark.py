@@ -45,6 +45,7 @@ def made(make_project: Any) -> DbtProject:
     visits = "{{ source('raw', 'visits') }}"
     late = f"insert into {visits} select 'mid', null, max(ingested_at) + interval 1 hour from {visits}"
     models = {f"models/{name}.sql": page for name in COPIES}
+    models["models/quiet.sql"] = page.replace("page is null\n    and ", "")
     models["models/raced.sql"] = page.replace(HOOK, f'{HOOK},\n    pre_hook="{late}"')
     models["models/unhooked.sql"] = page.replace(f",\n    {HOOK}", "")
     models["models/doubled.sql"] = page.replace("page is null", OTHER_WINDOW)
@@ -93,7 +94,8 @@ def test_a_run_that_finds_nothing_new_commits_nothing(project: DbtProject) -> No
     project.run("run", "--select", "quiet")
     commits = len(project.history("quiet"))
     project.run("run", "--select", "quiet")
-    assert "and (false)" in project.compiled("quiet")
+    # In parentheses Spark would take it for the name of a column, and `where` for an alias of the table.
+    assert project.compiled("quiet").endswith("where\n    false")
     assert len(project.history("quiet")) == commits
 
 
