@@ -36,7 +36,7 @@ from tests.torture.writer import DAYS, Writer
 from tests.torture.writers import WRITERS
 
 CHAIN = 10
-PAIR_SECONDS = 600
+RUN_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def command(writer: Writer, folder: Path, *master: str) -> list[str]:
 def _kill(writer: Writer, folder: Path, table: str, state: TableState, passed: int) -> TableState:
     with writer.store.observed(folder, table) as observed:
         return run_and_kill(
-            command(writer, folder), observed, state, {"PYTHONPATH": str(REPOSITORY)}, commits=passed
+            command(writer, folder), observed, state, {"PYTHONPATH": str(REPOSITORY)}, RUN_SECONDS, passed
         )
 
 
@@ -230,7 +230,7 @@ def run_two(writer: Writer, folder: Path) -> Counter[str]:
     try:
         for process in processes:
             # A pipe that nobody reads meanwhile is big enough for what a writer prints.
-            output, _ = process.communicate(timeout=PAIR_SECONDS)
+            output, _ = process.communicate(timeout=RUN_SECONDS)
             if process.returncode == REFUSED:
                 refusals[output.strip().splitlines()[-1].split(":")[0]] += 1
             elif process.returncode:
