@@ -99,7 +99,7 @@ class Parameters(Clocked):
     @property
     def today(self) -> dt.date:
         """The day of the run."""
-        return (self.processing_time()).date()
+        return self.processing_time().date()
 
     def name(self, suffix: str) -> str:
         """Return the target's name with a suffix."""

@@ -187,11 +187,6 @@ class Parameters(Clocked):
         """All chunks of the job, in the order of their dates."""
         return chunks_of(self.from_, self.to, self.chunk_days)
 
-    @cached_property
-    def moment(self) -> dt.datetime:
-        """The time of the run."""
-        return self.processing_time()
-
 
 # --- one chunk ------------------------------------------------------------------------------------------
 
@@ -428,7 +423,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         return ledger.job(params.job_id).progress()
     if params.action == "abandon":
         return ledger.abandon(params.job_id).progress()
-    still_open = open_dates(params.from_, params.to, params.moment)
+    still_open = open_dates(params.from_, params.to, params.processing_time())
     if still_open and not params.allow_open_dates:
         raise NotReady(
             f"{', '.join(still_open)} is not over in UTC; end the range before it, or --allow_open_dates"

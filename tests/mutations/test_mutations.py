@@ -34,19 +34,8 @@ def test_no_mutation_is_noticed_for_an_undefined_name_alone(tmp_path: Path) -> N
         if mutation.file.endswith(".py"):
             mutated = mutation.mutated((REPOSITORY / mutation.file).read_text(encoding="utf-8"))
             (tmp_path / f"{mutation.id}.py").write_text(mutated, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--select",
-        "F821",
-        "--output-format",
-        "concise",
-        str(tmp_path),
-    ]
-    undefined = subprocess.run(command, capture_output=True, text=True, check=False)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "--output-format=concise"]
+    undefined = subprocess.run([*ruff, str(tmp_path)], capture_output=True, text=True, check=False)
     assert undefined.returncode == 0, undefined.stdout
 
 
