@@ -16,7 +16,7 @@ setup: ## virtual environment, pins, jars, activate script; does nothing the sec
 # With SOURCE=kafka the tables have other origins: a lakehouse of its own beside that of the files.
 demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for another size, SOURCE=kafka for services
 	@$(if $(filter kafka,$(SOURCE)),export LAKEHOUSE_ROOT="$${LAKEHOUSE_ROOT:-$(CURDIR)/lakehouse/by_kafka}" && )$(ACTIVATE) && \
-		python -m services.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS)) $(if $(SOURCE),--source $(SOURCE))
+		python -m case_study.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS)) $(if $(SOURCE),--source $(SOURCE))
 
 services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
 	@$(ACTIVATE) && python -m services

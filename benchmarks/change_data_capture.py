@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
+from case_study.continuous import Models, follow
 from python_jobs.ingestion.change_data_capture import Parameters, run
-from services.continuous import Models, follow
 from services.debezium import running_debezium
 from services.kafka import Broker, Record, running_broker
 from services.postgres import Database, running_postgres

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
-from python_jobs.idempotency.data_overwrite import overwrite
-from python_jobs.session import settings
+from python_jobs.shared.delta.overwrite import overwrite
+from python_jobs.shared.spark.session import settings
 
 ROWS, DAYS = 10_000_000, 20
 DAY = "2024-09-12"

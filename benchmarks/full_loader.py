@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Comparison, Variant, Workbench
-from python_jobs.ingestion import full_loader
-from services import full_loader_postgres
+from python_jobs.ingestion import full_loader, full_loader_postgres
 from services.postgres import Database, running_postgres
 
 ROWS = 1_000_000

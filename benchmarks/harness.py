@@ -39,7 +39,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.session import spark_session
+from python_jobs.shared.spark.session import spark_session
 
 RESULTS = Path(__file__).parent / "results"
 FORMAT_VERSION = 1

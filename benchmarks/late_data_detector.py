@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
-from python_jobs.delta_streams import BatchFunction, append, await_end, start_stream
 from python_jobs.error_management import late_data_detector as job
 from python_jobs.error_management.late_data_detector import Parameters
+from python_jobs.shared.delta.streams import BatchFunction, append, await_end, start_stream
 
 ROWS = 20_000_000
 BATCHES, FILES_A_BATCH = 4, 2

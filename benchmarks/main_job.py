@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
-from services.main_job import FEEDS, generator_step, main_job
+from case_study.main_job import FEEDS, generator_step, main_job
 
 VISITS = 5_000_000
 ROOT = Path(__file__).resolve().parent.parent

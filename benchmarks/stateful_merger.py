@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
-from python_jobs.idempotency.merger import MergeRules, merge
 from python_jobs.idempotency.stateful_merger import Parameters, run
-from python_jobs.tables import write_once
+from python_jobs.shared.delta.commits import write_once
+from python_jobs.shared.delta.merge import MergeRules, merge
 
 ROWS = 10_000_000
 RUNS = 8

@@ -141,7 +141,7 @@ def main(folder: str, workers: int = 2) -> None:
     with running_cluster(Path(folder).absolute(), workers=workers) as cluster:
         for name, value in cluster.environment().items():
             print(f"export {name}={value}")
-        print(f"python -m services.demo --target cluster --master {cluster.master}", flush=True)
+        print(f"python -m case_study.demo --target cluster --master {cluster.master}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
 

@@ -23,7 +23,7 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPa
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from python_jobs.kafka_clients import patiently
+from python_jobs.shared.kafka.clients import patiently
 from services.jars import java
 from services.processes import HOST, Process, ServiceFailed, free_port, running
 

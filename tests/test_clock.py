@@ -6,8 +6,8 @@ import datetime as dt
 
 import pytest
 
-from python_jobs.clock import Clocked, utc_now
-from python_jobs.job import WrongUse
+from python_jobs.shared.core.clock import Clocked, utc_now
+from python_jobs.shared.core.failures import WrongUse
 
 
 def test_a_run_has_the_time_that_it_is_given_in_utc() -> None:

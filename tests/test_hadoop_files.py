@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from python_jobs.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 
 def test_files_are_written_replaced_listed_and_deleted(spark: SparkSession, tmp_path: Path) -> None:

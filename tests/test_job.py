@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, known_failure, run_job
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.spark.job import known_failure, run_job
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import shlex
 
 from python_jobs.ingestion import incremental_loader
-from python_jobs.job import parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 

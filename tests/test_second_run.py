@@ -11,6 +11,7 @@ import re
 import pytest
 
 from tests.support.pytest_ids import REPOSITORY, names_a_test
+from tools.findings import PYTHON_FOLDERS
 
 DATA_VALUE, QUALITY = "tests/patterns/data_value/", "tests/patterns/quality/"
 ERRORS, INGESTION = "tests/patterns/error_management/", "tests/patterns/ingestion/"
@@ -19,10 +20,10 @@ MAIN_JOB = "tests/lakehouse/test_main_job.py::test_a_rerun_without_its_metastore
 
 PROGRAMS = {
     "python_jobs/data_value/wrapper.py": f"{DATA_VALUE}test_wrapper.py::test_a_batch_that_runs_again_adds_nothing",
-    "python_jobs/datasets/blog_platform.py": (
+    "case_study/datasets/blog_platform.py": (
         f"{DATASETS}test_blog_platform.py::test_a_run_over_an_earlier_one_and_split_otherwise_gives_the_same_bytes"
     ),
-    "python_jobs/datasets/topic_hours.py": (
+    "case_study/datasets/topic_hours.py": (
         f"{DATASETS}test_topic_hours.py::test_an_hour_of_the_topic_is_one_entry_a_load"
     ),
     "python_jobs/error_management/checkpointer.py": (
@@ -114,43 +115,43 @@ PROGRAMS = {
     "python_jobs/ingestion/transformation_replicator.py": (
         f"{INGESTION}test_transformation_replicator.py::test_a_rerun_leaves_the_same_rows"
     ),
-    "services/external_trigger.py": (
+    "python_jobs/ingestion/external_trigger_http.py": (
         f"{INGESTION}test_external_trigger.py::test_a_run_gets_its_context_and_a_redelivered_event_no_second_run"
     ),
-    "services/fast_metadata_cleaner_postgres.py": (
+    "python_jobs/idempotency/fast_metadata_cleaner_postgres.py": (
         f"{IDEMPOTENCY}test_fast_metadata_cleaner_postgres.py::"
         "test_four_days_are_200_rows_however_often_the_week_is_loaded"
     ),
-    "services/full_loader_postgres.py": (
+    "python_jobs/ingestion/full_loader_postgres.py": (
         f"{INGESTION}test_full_loader_postgres.py::test_the_view_shows_the_newest_version_exactly"
     ),
-    "services/proxy_object_store.py": (
+    "python_jobs/idempotency/proxy_s3.py": (
         f"{IDEMPOTENCY}test_proxy_object_store.py::test_a_version_is_written_once"
     ),
-    "services/proxy_postgres.py": (
+    "python_jobs/idempotency/proxy_postgres.py": (
         f"{IDEMPOTENCY}test_proxy_postgres.py::"
         "test_a_rerun_writes_a_table_of_its_own_and_two_of_one_second_do_not"
     ),
-    "services/stateful_merger_postgres.py": (
+    "python_jobs/idempotency/stateful_merger_postgres.py": (
         f"{IDEMPOTENCY}test_stateful_merger_postgres.py::test_a_replay_shows_the_table_of_its_time"
     ),
-    "services/topic_replicator.py": (
+    "python_jobs/ingestion/passthrough_replicator_kafka.py": (
         f"{INGESTION}test_topic_replicator.py::"
         "test_the_header_says_where_a_record_comes_from_and_a_rerun_adds_nothing"
     ),
-    "services/transactional_producer.py": (
+    "python_jobs/idempotency/transactional_writer_kafka.py": (
         f"{IDEMPOTENCY}test_transactional_producer.py::test_records_are_reduced_and_read_once"
     ),
-    "services/transactional_writer_postgres.py": (
+    "python_jobs/idempotency/transactional_writer_postgres.py": (
         f"{IDEMPOTENCY}test_transactional_writer_postgres.py::"
         "test_a_bad_line_of_the_second_file_leaves_nothing_of_the_first"
     ),
 }
 WRITE_NOTHING = {
     "python_jobs/error_management/checkpoint_rewind.py",  # sets a group's offsets, absolute ones
-    "python_jobs/observability/visits_report.py",
+    "case_study/visits_report.py",
     "python_jobs/quality/audit_files.py",
-    "services/readiness_sensor.py",
+    "python_jobs/ingestion/readiness_marker_sensor.py",
 }
 MODELS = {
     "awap": f"{QUALITY}test_audit_write_audit_publish.py::test_a_day_that_runs_again_replaces_itself_alone",
@@ -170,12 +171,12 @@ MODELS = {
 def test_every_program_that_writes_has_a_test_of_its_second_run() -> None:
     found = {
         str(path.relative_to(REPOSITORY))
-        for folder in ("python_jobs", "services")
+        for folder in PYTHON_FOLDERS
         for path in (REPOSITORY / folder).rglob("*.py")
         if re.search(r"run_(job|program)\(Parameters, ", path.read_text(encoding="utf-8"))
     }
     # Its docstring shows how a job is run.
-    assert found - {"python_jobs/job.py"} == set(PROGRAMS) | WRITE_NOTHING
+    assert found - {"python_jobs/shared/spark/job.py"} == set(PROGRAMS) | WRITE_NOTHING
 
 
 def test_every_materialization_has_a_test_of_its_second_run() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from python_jobs.tables import commit_note
+from python_jobs.shared.delta.commits import commit_note
 
 
 @pytest.mark.parametrize(

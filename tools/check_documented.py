@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tools.findings import ROOT, report
+from tools.findings import PYTHON_FOLDERS, ROOT, report
 from tools.jinja_files import Block, blocks
 
 GIVEN_BY_DBT = ("model", "column_name")  # arguments of every generic test: dbt fills them in
@@ -27,7 +27,7 @@ def main() -> int:
         [
             *undocumented_macros(ROOT / "macros"),
             *undocumented_models(ROOT),
-            *(line for folder in ("python_jobs", "services") for line in undocumented_python(ROOT / folder)),
+            *(line for folder in PYTHON_FOLDERS for line in undocumented_python(ROOT / folder)),
         ]
     )
 

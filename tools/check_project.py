@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.findings import ROOT, report
+from tools.findings import PYTHON_FOLDERS, ROOT, report
 from tools.jinja_files import blocks, without_comments
 
 SQL_FOLDERS = ("macros", "models", "snapshots")
@@ -73,9 +73,7 @@ def main() -> int:
             *misnamed_relations(relations_of(parse(ROOT))),
             *unsafe_conversions(sql),
             *macros_without_dispatch(ROOT / "macros"),
-            *silent_drops(
-                [*sql, *(p for f in ("python_jobs", "services") for p in (ROOT / f).rglob("*.py"))]
-            ),
+            *silent_drops([*sql, *(p for f in PYTHON_FOLDERS for p in (ROOT / f).rglob("*.py"))]),
             *increments(sql),
             *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
         ]

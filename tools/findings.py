@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHON_FOLDERS = ("python_jobs", "services", "case_study")
 
 
 def report(findings: Iterable[str]) -> int:

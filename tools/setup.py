@@ -107,7 +107,9 @@ def install_packages() -> str:
     print("installing, about a minute … ", end="", flush=True)
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--requirement", str(ROOT / "requirements.txt")], check=True)
-    subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
+    # The compatible mode puts the whole checkout on the path: the case study and the services are run from here.
+    compatible = ["--config-settings", "editable_mode=compat"]
+    subprocess.run([*pip, "--no-deps", *compatible, "--editable", str(ROOT)], check=True)
     stamp.write()
     return "installed"
 

@@ -1,6 +1,6 @@
 {#-
     Keyed Idempotency in SQL: keys that any number of runs derive alike, from attributes that never change. PySpark
-    renders these very macros (python_jobs/idempotency/surrogate_keys.py), so that both forms give the same values.
+    renders these very macros (python_jobs/shared/delta/keys.py), so that both forms give the same values.
 
     `md5(concat_ws('|', coalesce(a, ''), …))` gives NULL and the empty text one key, and `a|b` with `c` that of `a` with
     `b|c`. What is hashed here is a JSON object, which no value can imitate: NULL is `null` and the empty text `""`, and

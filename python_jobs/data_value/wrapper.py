@@ -29,10 +29,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import BatchFunction, Paced, append, await_end, create_table, start_stream
-from python_jobs.job import NotReady, WrongUse, run_job
-from python_jobs.tables import find_commit, latest_version, read_table, table_id, write_once
+from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import find_commit, latest_version, write_once
+from python_jobs.shared.delta.streams import (
+    BatchFunction,
+    Paced,
+    append,
+    await_end,
+    create_table,
+    start_stream,
+)
+from python_jobs.shared.delta.tables import read_table, table_id
+from python_jobs.shared.spark.job import run_job
 
 APP_ID = "lakehouse_patterns.wrapper"
 

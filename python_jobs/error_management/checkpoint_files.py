@@ -29,8 +29,8 @@ from urllib.parse import urlsplit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from python_jobs.hadoop_files import HadoopFolder
-from python_jobs.job import DataRefused, WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 STATE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"

@@ -35,10 +35,16 @@ from typing import Any
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from python_jobs.intervals import parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_program
-from python_jobs.kafka_clients import ANSWER_SECONDS, client_settings, committed_offsets, topic_partitions
-from python_jobs.kafka_topics import refuse_secrets
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.kafka.clients import (
+    ANSWER_SECONDS,
+    client_settings,
+    committed_offsets,
+    partition_count,
+)
+from python_jobs.shared.kafka.settings import refuse_secrets
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def run(params: Parameters) -> dict[str, Any]:
         JobFailed: the group has consumers that read at this moment.
     """
     client = client_settings(params.bootstrap_servers, params.settings)
-    partitions = range(topic_partitions(client, params.topic))
+    partitions = range(partition_count(client, params.topic))
     group = params.group or "checkpoint_rewind"  # a client needs one, also to ask without one
     with closing(Consumer(client | {"group.id": group, "enable.auto.commit": False})) as consumer:
         try:

@@ -42,15 +42,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from python_jobs.checkpoints import claim, has_progress
-from python_jobs.delta_streams import (
-    BatchFunction,
-    Paced,
-    await_end,
-    create_table,
-    parse_duration,
-    start_query,
-)
 from python_jobs.error_management.checkpoint_files import (
     Change,
     changes,
@@ -60,18 +51,22 @@ from python_jobs.error_management.checkpoint_files import (
     refuse_changes,
     require_durable,
 )
-from python_jobs.job import NotReady, WrongUse, require_at_least, run_job
-from python_jobs.kafka_topics import (
-    SOURCE_FAILURES,
-    client_settings,
-    consumer_settings,
-    offset_ranges,
-    refuse_secrets,
-    source_failure,
-    topic_partitions,
+from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
+from python_jobs.shared.delta.checkpoints import claim, has_progress
+from python_jobs.shared.delta.commits import latest_version
+from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.streams import (
+    BatchFunction,
+    Paced,
+    await_end,
+    create_table,
+    parse_duration,
+    start_query,
 )
-from python_jobs.stream_progress import listening
-from python_jobs.tables import delta_table, latest_version, read_table, table_exists, table_id
+from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
+from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, offset_ranges, partition_counts, source_failure
+from python_jobs.shared.spark.job import run_job
 
 _OBSERVED = "records"
 _COUNTS = "window_start timestamp, window_end timestamp, unique_keys bigint, batch_id bigint"
@@ -212,7 +207,7 @@ def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     checkpoint = read_checkpoint(spark, params.checkpoint)
     if checkpoint.offsets is None:
         raise NotReady(f"no batch has begun under the checkpoint '{params.checkpoint}'")
-    settings = client_settings(params.bootstrap_servers, params.consumer)
+    settings = java_client_settings(params.bootstrap_servers, params.consumer)
     done = checkpoint.done
     found = lags(done.topics() if done else {}, offset_ranges(spark, params.topic, settings))
     return {
@@ -232,7 +227,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merg
         NotReady: no broker answers, or the topic isn't there.
         WrongUse: the target is another table, or the checkpoint can't go on with the query.
     """
-    topic_partitions(spark, [params.topic], client_settings(params.bootstrap_servers, params.consumer))
+    partition_counts(spark, [params.topic], java_client_settings(params.bootstrap_servers, params.consumer))
     create_table(spark, params.target, spark.createDataFrame([], _COUNTS).schema)
     check(spark, params)
     begins = not has_progress(spark, params.checkpoint)

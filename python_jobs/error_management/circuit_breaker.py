@@ -7,7 +7,7 @@ probe. Its success closes the circuit and forgets the window, its failure opens 
 
 The state is one JSON file for each circuit, changed under a lock: it survives the process, and all processes of a
 machine share it. Calls run outside of the lock. An error that is the caller's own fault (permanent, as
-:func:`~.retryable.classify` has it) says nothing of the dependency and is not counted.
+:func:`python_jobs.shared.core.retry.classify` has it) says nothing of the dependency and is not counted.
 
 In a Spark job guard calls on the driver: executors on other machines don't see the file.
 
@@ -32,8 +32,8 @@ from typing import Any, Generic, TypeVar
 
 import filelock
 
-from python_jobs.error_management.retryable import Failure, classify
-from python_jobs.job import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.retry import Failure, classify
 
 Result = TypeVar("Result")
 

@@ -1,7 +1,7 @@
 """Dead-Letter: records that can't be processed are set aside with their error, and the stream goes on.
 
-Reads a Delta table as a stream, parses the JSON of its payload column (:mod:`.json_records`) and writes two
-tables:
+Reads a Delta table as a stream, parses the JSON of its payload column
+(:mod:`python_jobs.shared.records.json_records`) and writes two tables:
 
 * ``--target``: typed fields, derived columns, payload, every source column, ``was_dead_lettered`` (false
   here) and ``replay`` (NULL here; the replay job fills both);
@@ -40,19 +40,21 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.window import Window
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
+from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
+from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least, root_cause
+from python_jobs.shared.core.retry import Retrier, RetryPolicy
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import commit_note, latest_version
+from python_jobs.shared.delta.streams import (
     BatchFunction,
-    StreamParameters,
     append,
     await_end,
     create_table,
@@ -61,58 +63,19 @@ from python_jobs.delta_streams import (
     nullable,
     start_stream,
 )
-from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
-from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
-from python_jobs.error_management.retryable import Retrier, RetryPolicy
-from python_jobs.job import DataRefused, WrongUse, require_at_least, root_cause, run_job
-from python_jobs.pointers import PointedDataset
-from python_jobs.tables import commit_note, delta_table, latest_version, table_id
-
-PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
-POISON_PILL = "POISON_PILL"
-
-WAS_DEAD_LETTERED = "was_dead_lettered"
-REPLAY = "replay"
-REPLAY_TYPE = (
-    "struct<dead_letter_id: string, job_name: string, job_version: string, "
-    "replayed_at: timestamp, attempt: int>"
+from python_jobs.shared.delta.tables import delta_table, table_id
+from python_jobs.shared.files.pointers import PointedDataset
+from python_jobs.shared.records.dead_letters import (
+    DEAD_LETTER_COLUMNS,
+    POISON_PILL,
+    REPLAY,
+    WAS_DEAD_LETTERED,
+    DeadLetterStream,
+    dead_letters,
+    valid_records,
 )
-DEAD_LETTER_COLUMNS = (
-    "dead_letter_id",
-    ERROR_CLASS,
-    ERROR_MESSAGE,
-    "job_name",
-    "job_version",
-    "batch_id",
-    "processed_at",
-    "attempts",
-    "status",
-    "status_changed_at",
-    "status_reason",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeadLetterStream(StreamParameters):
-    """How a streaming job with a dead-letter table is run."""
-
-    job_name: str
-    """Name of the job in the dead letters."""
-    job_version: str = "1"
-    """Version of the expressions in the dead letters; raise it with each fix."""
-    dead_letter: str
-    """Delta table (name or path) for the records that can't be processed; created when absent."""
-
-    def create_dead_letter_table(
-        self, spark: SparkSession, judged: DataFrame, columns: Sequence[str]
-    ) -> None:
-        """Create the dead-letter table for records of these columns, or check the one there.
-
-        Raises:
-            WrongUse: it has another schema.
-        """
-        dead = dead_letters(judged, columns, 0, self.job_name, self.job_version, "1970-01-01")
-        create_table(spark, self.dead_letter, nullable(dead.schema))
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.shared.spark.job import run_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,43 +145,6 @@ class BatchAccount:
             "dead": self.dead,
             "error_classes": self.error_classes,
         }
-
-
-def valid_records(parsed: DataFrame) -> DataFrame:
-    """Return the processable records of ``parse_records`` as rows of the target table."""
-    return (
-        parsed.where(F.col(ERROR_CLASS).isNull())
-        .drop(ERROR_CLASS, ERROR_MESSAGE)
-        .withColumn(WAS_DEAD_LETTERED, F.lit(False))
-        .withColumn(REPLAY, F.lit(None).cast(REPLAY_TYPE))
-    )
-
-
-def dead_letters(
-    parsed: DataFrame, record_columns: Sequence[str], batch_id: int, job_name: str, job_version: str, now: str
-) -> DataFrame:
-    """Return the other records of ``parse_records`` as rows of the dead-letter table.
-
-    ``dead_letter_id`` hashes the record and its batch; equal records of one batch are numbered.
-    """
-    record = [F.col(f"`{name}`") for name in record_columns]
-    content = F.sha2(F.to_json(F.struct(F.lit(batch_id).alias("batch_id"), *record)), 256)
-    ordinal = F.row_number().over(Window.partitionBy(content).orderBy(content))
-    return parsed.where(F.col(ERROR_CLASS).isNotNull()).select(
-        F.concat_ws("-", content, ordinal).alias("dead_letter_id"),
-        *record,
-        ERROR_CLASS,
-        ERROR_MESSAGE,
-        F.lit(job_name).alias("job_name"),
-        F.lit(job_version).alias("job_version"),
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
-        F.lit(now).cast("timestamp").alias("processed_at"),
-        F.lit(1).alias("attempts"),
-        # A pill would end its replay as well.
-        F.when(F.col(ERROR_CLASS) == POISON_PILL, PARKED).otherwise(PENDING).alias("status"),
-        F.lit(None).cast("timestamp").alias("status_changed_at"),
-        F.lit(None).cast("string").alias("status_reason"),
-    )
 
 
 def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | None:

@@ -30,13 +30,15 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.clock import Clocked
-from python_jobs.delta_streams import create_table, evaluated_once, parse_duration
-from python_jobs.error_management.dead_letter import DISCARDED, PARKED, PENDING
-from python_jobs.error_management.json_records import ERROR_CLASS
-from python_jobs.intervals import to_micros
-from python_jobs.job import DataRefused, WrongUse, run_job
-from python_jobs.tables import commit_metrics, delta_table, latest_version, read_table
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.delta.commits import commit_metrics, latest_version
+from python_jobs.shared.delta.streams import create_table, evaluated_once, parse_duration
+from python_jobs.shared.delta.tables import delta_table, read_table
+from python_jobs.shared.records.dead_letters import DISCARDED, PARKED, PENDING
+from python_jobs.shared.records.json_records import ERROR_CLASS
+from python_jobs.shared.spark.job import run_job
 
 CLASS_DAYS = 7
 TREND_DAYS = 30

@@ -32,9 +32,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.clock import Clocked
-from python_jobs.delta_streams import evaluated_once
-from python_jobs.error_management.dead_letter import (
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import WrongUse, require_at_least
+from python_jobs.shared.delta.commits import latest_version
+from python_jobs.shared.delta.streams import evaluated_once
+from python_jobs.shared.delta.tables import delta_table
+from python_jobs.shared.records.dead_letters import (
     DEAD_LETTER_COLUMNS,
     PARKED,
     PENDING,
@@ -43,9 +46,8 @@ from python_jobs.error_management.dead_letter import (
     REPLAYED,
     WAS_DEAD_LETTERED,
 )
-from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
-from python_jobs.job import WrongUse, require_at_least, run_job
-from python_jobs.tables import delta_table, latest_version
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.shared.spark.job import run_job
 
 _LETTER = "__letter"
 

@@ -35,8 +35,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.yaml_files import read_yaml
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import transaction_version
+from python_jobs.shared.delta.streams import (
     BatchFunction,
     StreamParameters,
     append,
@@ -45,9 +48,8 @@ from python_jobs.delta_streams import (
     parse_duration,
     start_stream,
 )
-from python_jobs.job import DataRefused, NotReady, WrongUse, require_at_least, run_job
-from python_jobs.tables import absolute, is_path, read_table, table_exists, table_id, transaction_version
-from python_jobs.yaml_files import read_yaml
+from python_jobs.shared.delta.tables import absolute, is_path, read_table, table_exists, table_id
+from python_jobs.shared.spark.job import run_job
 
 REJECTED_BY = "rejected_by"
 REJECTED_AS = "rejected_as"

@@ -40,21 +40,23 @@ from typing import Any, Literal, get_args
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.clock import Clocked
-from python_jobs.ingestion.change_data_capture import bronze_rows
-from python_jobs.intervals import from_micros, to_micros
-from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job
-from python_jobs.kafka_clients import (
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import from_micros, to_micros
+from python_jobs.shared.delta.commits import latest_version, transaction_version, write_once
+from python_jobs.shared.delta.tables import table_exists
+from python_jobs.shared.kafka.bronze_records import bronze_rows
+from python_jobs.shared.kafka.clients import (
     client_settings,
     committed_offsets,
     offset_range,
+    partition_count,
     passes,
     patiently,
     surviving_offset,
-    topic_partitions,
 )
-from python_jobs.kafka_topics import refuse_secrets
-from python_jobs.tables import latest_version, table_exists, transaction_version, write_once
+from python_jobs.shared.kafka.settings import refuse_secrets
+from python_jobs.shared.spark.job import run_job
 
 Delivery = Literal["at_least_once", "at_most_once", "exactly_once"]
 Process = Callable[[Sequence[Message]], None]
@@ -137,7 +139,7 @@ class CheckpointedConsumer:
             raise WrongUse("exactly_once, and no other delivery, needs positions that are kept with the data")
         self.source, self._delivery, self._process = source, delivery, process
         client = client_settings(source.bootstrap_servers, source.settings)
-        partitions = list(range(topic_partitions(client, source.topic)))
+        partitions = list(range(partition_count(client, source.topic)))
         self._consumer = Consumer(
             client
             | {

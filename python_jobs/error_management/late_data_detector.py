@@ -46,19 +46,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
-    BatchFunction,
-    append,
-    await_end,
-    create_table,
-    empty_source,
-    nullable,
-    parse_duration,
-    start_stream,
-)
-from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
-from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.error_management.watermarks import (
     Combine,
     Partition,
@@ -68,9 +55,24 @@ from python_jobs.error_management.watermarks import (
     advance,
     is_late,
 )
-from python_jobs.intervals import from_micros, to_micros
-from python_jobs.job import WrongUse, run_job
-from python_jobs.tables import latest_version, read_table, table_id
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import from_micros, to_micros
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import latest_version
+from python_jobs.shared.delta.streams import (
+    BatchFunction,
+    append,
+    await_end,
+    create_table,
+    empty_source,
+    nullable,
+    parse_duration,
+    start_stream,
+)
+from python_jobs.shared.delta.tables import read_table, table_id
+from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.job import run_job
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")

@@ -17,21 +17,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.error_management.late_dates import parse_date
-from python_jobs.idempotency.data_overwrite import OutsideSlice, overwrite
-from python_jobs.ingestion.readiness_marker import Marker
-from python_jobs.job import DataRefused, JobFailed, WrongUse
-from python_jobs.part_failures import require_no_failures
-from python_jobs.queries import query_text, user_query
-from python_jobs.tables import (
-    latest_version,
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.partial_failures import require_no_failures
+from python_jobs.shared.delta.commits import latest_version, transaction_versions
+from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
+from python_jobs.shared.delta.tables import (
     partition_columns,
     partition_values,
     read_table,
     read_version,
     table_exists,
     table_location,
-    transaction_versions,
 )
+from python_jobs.shared.files.readiness import Marker
+from python_jobs.shared.spark.queries import query_text, user_query
 
 _APP = "late_data/"
 

@@ -23,10 +23,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.delta_streams import create_table, empty_source, evaluated_once, nullable
 from python_jobs.error_management.late_partitions import DateQuery, changed_partitions
-from python_jobs.job import JobFailed
-from python_jobs.tables import read_version, table_id, transaction_version, write_once
+from python_jobs.shared.core.failures import JobFailed
+from python_jobs.shared.delta.commits import transaction_version, write_once
+from python_jobs.shared.delta.streams import create_table, empty_source, evaluated_once, nullable
+from python_jobs.shared.delta.tables import read_version, table_id
 
 REJECT_COLUMNS = ("rejected_by_run", "rejected_for_date", "rejected_at_version")
 

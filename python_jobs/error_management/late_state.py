@@ -14,10 +14,10 @@ from typing import TypeVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.counted_changes import change
 from python_jobs.error_management.late_dates import Partition
-from python_jobs.intervals import from_micros
-from python_jobs.tables import read_table, table_exists
+from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.delta.optimistic_writes import change
+from python_jobs.shared.delta.tables import read_table, table_exists
 
 Result = TypeVar("Result")
 

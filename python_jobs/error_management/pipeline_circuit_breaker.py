@@ -36,7 +36,6 @@ from typing import Any, Literal
 
 import filelock
 
-from python_jobs.clock import Clocked
 from python_jobs.error_management.circuit_breaker import (
     BreakerPolicy,
     Circuit,
@@ -44,8 +43,10 @@ from python_jobs.error_management.circuit_breaker import (
     CircuitOpen,
     State,
 )
-from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_program
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import Interval, parse_time
 
 _GOOD, _WRONG_USE, _REFUSED, _NOT_READY = 0, 2, 3, 4
 _FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from python_jobs.job import DataRefused
+from python_jobs.shared.core.failures import DataRefused
 
 NOTE = "attempts.json"
 EVERYTHING = (-(2**63), 2**63 - 1)

@@ -48,7 +48,8 @@ from python_jobs.error_management.late_dates import (
 )
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
 from python_jobs.error_management.late_rejects import reject_rows
-from python_jobs.job import WrongUse, require_at_least, run_job
+from python_jobs.shared.core.failures import WrongUse, require_at_least
+from python_jobs.shared.spark.job import run_job
 
 
 @dataclass(frozen=True, kw_only=True)

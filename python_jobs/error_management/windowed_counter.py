@@ -40,8 +40,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
+from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import latest_version, transaction_version
+from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.streams import (
     BatchFunction,
     OutputMode,
     StreamParameters,
@@ -53,10 +57,8 @@ from python_jobs.delta_streams import (
     parse_duration,
     start_stream,
 )
-from python_jobs.intervals import to_micros
-from python_jobs.job import DataRefused, WrongUse, require_at_least, run_job
-from python_jobs.stream_progress import listening
-from python_jobs.tables import delta_table, latest_version, read_table, table_id, transaction_version
+from python_jobs.shared.delta.tables import delta_table, read_table, table_id
+from python_jobs.shared.spark.job import run_job
 
 WINDOW_COLUMNS = ("window_start", "window_end", "events")
 REVISION_COLUMNS = ("revision", "revised_at", "window_date")

@@ -49,8 +49,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
+from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import latest_version
+from python_jobs.shared.delta.progress import ProgressTotals, listening
+from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
     await_end,
@@ -61,13 +65,11 @@ from python_jobs.delta_streams import (
     parse_duration,
     start_stream,
 )
-from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
-from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, WrongUse, run_job
-from python_jobs.session import settings
-from python_jobs.stream_progress import ProgressTotals, listening
-from python_jobs.tables import latest_version, table_id
+from python_jobs.shared.delta.tables import table_id
+from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.session import settings
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"

@@ -55,8 +55,6 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.clock import Clocked
-from python_jobs.delta_streams import evaluated_once
 from python_jobs.idempotency.backfill_ledger import ChunkState, Job, Ledger, RegisteredJob
 from python_jobs.idempotency.backfill_plan import (
     NO_ROWS,
@@ -67,32 +65,34 @@ from python_jobs.idempotency.backfill_plan import (
     missing_source,
     open_dates,
 )
-from python_jobs.idempotency.data_overwrite import overwrite, require_same_columns
-from python_jobs.idempotency.surrogate_keys import content_hash
-from python_jobs.ingestion.readiness_marker import Marker, partition_folder
-from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import (
+from python_jobs.ingestion.readiness_marker import partition_folder
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import (
     DataRefused,
     JobFailed,
     NotReady,
     WrongUse,
     require_at_least,
     root_cause,
-    run_job,
 )
-from python_jobs.part_failures import failure_sentence, require_no_failures
-from python_jobs.queries import first_line, query_text, user_query
-from python_jobs.session import settings
-from python_jobs.tables import (
+from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.core.partial_failures import failure_sentence, require_no_failures
+from python_jobs.shared.delta.commits import latest_version, write_once
+from python_jobs.shared.delta.keys import content_hash
+from python_jobs.shared.delta.overwrite import overwrite, require_same_columns
+from python_jobs.shared.delta.streams import evaluated_once
+from python_jobs.shared.delta.tables import (
     delta_table,
-    latest_version,
     partition_columns,
     read_table,
     read_version,
     table_exists,
     table_id,
-    write_once,
 )
+from python_jobs.shared.files.readiness import Marker
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.queries import first_line, query_text, user_query
+from python_jobs.shared.spark.session import settings
 
 NOTE = "backfill"
 

@@ -4,7 +4,7 @@ All chunks of a job are registered as pending in one commit, before any work: wh
 each try of a chunk adds its outcome. The state of a chunk is its last row; once done it stays done.
 
 Outcomes are plain appends, which never meet. Registering depends on what other jobs have registered, so two of them
-can't pass side by side (:mod:`python_jobs.counted_changes`).
+can't pass side by side (:mod:`python_jobs.shared.delta.optimistic_writes`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.counted_changes import change
 from python_jobs.idempotency.backfill_plan import Chunk, ChunkStatus, job_status, percent_done
 from python_jobs.idempotency.registries import read_registry
-from python_jobs.job import NotReady, WrongUse
-from python_jobs.tables import write_once
+from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.delta.commits import write_once
+from python_jobs.shared.delta.optimistic_writes import change
 
 FORMAT_VERSION = 1
 _APP = "backfill_ledger"

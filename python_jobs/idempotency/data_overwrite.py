@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,29 +42,20 @@ from typing import Any, Literal
 
 import filelock
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.ingestion.full_loader import read_files, source_identity
-from python_jobs.job import (
-    DataRefused,
-    JobFailed,
-    NotReady,
-    WrongUse,
-    require_at_least,
-    run_job,
-    unreadable_files_refused,
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.delta.overwrite import (
+    OutsideSlice,
+    overwrite,
+    partition_condition,
 )
-from python_jobs.queries import first_line, query_text, require_rows, user_query
-from python_jobs.tables import (
-    absolute,
-    find_commit,
-    partition_columns,
-    read_table,
-    table_exists,
-    write_once,
-)
+from python_jobs.shared.delta.tables import absolute, read_table
+from python_jobs.shared.files.sources import read_files, source_identity
+from python_jobs.shared.spark.job import run_job, unreadable_files_refused
+from python_jobs.shared.spark.queries import query_text, require_rows, user_query
 
 NOTE = "data_overwrite"
 
@@ -129,94 +120,7 @@ class Parameters:
         return self.where if self.partition is None else partition_condition(self.partition)
 
 
-def partition_condition(partition: Mapping[str, str]) -> str:
-    """Return the condition of one partition.
-
-    >>> partition_condition({"event_date": "2024-09-22"})
-    "`event_date` = '2024-09-22'"
-    """
-    return " and ".join(f"`{column}` = '{value}'" for column, value in partition.items())
-
-
-class OutsideSlice(DataRefused):
-    """A row doesn't belong to what is overwritten."""
-
-
 # --- Delta ----------------------------------------------------------------------------------------------
-
-
-def overwrite(
-    spark: SparkSession,
-    rows: DataFrame,
-    table: str,
-    where: str | None,
-    *,
-    partitioned_by: Sequence[str] = (),
-    transaction: tuple[str, int] | None = None,
-    note: Mapping[str, Any] | None = None,
-) -> dict[str, Any] | None:
-    """Replace the rows that match ``where``, or the whole table with its schema, in one commit; return the commit.
-
-    Args:
-        partitioned_by: columns of a table that is absent yet; one that is there keeps its own.
-        transaction, note: of the commit, as in :func:`python_jobs.tables.write_once`.
-
-    Returns:
-        The entry of the table's history; None if ``transaction`` was taken already, or if there were no rows before
-        and are none now: Delta makes no commit of that.
-
-    Raises:
-        DataRefused: the columns are not the table's; the table stays as it is.
-        OutsideSlice: a row doesn't match; so it does.
-        WrongUse: the condition can't be used.
-    """
-    if table_exists(spark, table):
-        partitioned_by = partition_columns(spark, table)
-        if where is not None:
-            require_same_columns(rows, read_table(spark, table), table)
-    elif where is not None:
-        # Only a replacement checks that the rows match.
-        write_once(spark, rows.limit(0), table, partition_columns=partitioned_by)
-    try:
-        commit = write_once(
-            spark,
-            rows,
-            table,
-            transaction=transaction,
-            partition_columns=partitioned_by,
-            replace_where=where,
-            replace_all=where is None,
-            note=note,
-        )
-    except (PySparkException, Py4JJavaError) as failure:
-        if "DELTA_REPLACE_WHERE_MISMATCH" in str(failure):
-            raise OutsideSlice(
-                f"a row for {table} is outside of what is overwritten ({where}); the table stays as it is"
-            ) from None
-        if where is not None and isinstance(failure, AnalysisException | ParseException):
-            raise WrongUse(f"where can't be used on {table} ({first_line(failure)})") from None
-        raise
-    return find_commit(spark, table, commit)
-
-
-def require_same_columns(rows: DataFrame, stored: DataFrame, table: str) -> None:
-    """Refuse rows of another schema: Delta would fill what they lack with NULL, in the middle of a backfill.
-
-    Raises:
-        DataRefused: a column is absent, new or of another type.
-    """
-    got, want = dict(rows.dtypes), dict(stored.dtypes)
-    faults = [f"no column {name}" for name in want if name not in got]
-    faults += [f"{name}, which the table lacks" for name in got if name not in want]
-    faults += [
-        f"{name} as {got[name]} in place of {want[name]}"
-        for name in want
-        if name in got and got[name] != want[name]
-    ]
-    if faults:
-        raise DataRefused(
-            f"the rows for {table} have {', '.join(faults)}; select the table's columns, or alter the table first"
-        )
 
 
 # --- plain files ----------------------------------------------------------------------------------------
@@ -279,7 +183,7 @@ def overwrite_files(
     if ":" in target.split("/", 1)[0]:
         raise WrongUse(
             f"{target} is no local or mounted folder: without a rename nothing can be swapped; use a Delta table, "
-            "or versions behind a pointer (python_jobs/pointers.py)"
+            "or versions behind a pointer (python_jobs/shared/files/pointers.py)"
         )
     path = Path(absolute(target)).joinpath(*(f"{name}={value}" for name, value in (partition or {}).items()))
     folder = Folder(path)

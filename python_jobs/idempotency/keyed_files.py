@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 
 from python_jobs.idempotency.keyed_sinks import FileSink
 from python_jobs.idempotency.run_queries import rows_of_run
-from python_jobs.intervals import parse_time
-from python_jobs.job import run_job
-from python_jobs.tables import read_table
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.delta.tables import read_table
+from python_jobs.shared.spark.job import run_job
 
 
 @dataclass(frozen=True)

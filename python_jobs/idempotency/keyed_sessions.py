@@ -48,8 +48,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import TimestampType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
+from python_jobs.idempotency.keyed_sinks import DeltaSink, KeyedSink, PostgresSink
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.keys import session_key
+from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
     await_end,
@@ -58,15 +62,12 @@ from python_jobs.delta_streams import (
     parse_duration,
     start_stream,
 )
-from python_jobs.error_management.dead_letter import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
-from python_jobs.error_management.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.idempotency.keyed_sinks import DeltaSink, KeyedSink, PostgresSink
-from python_jobs.idempotency.surrogate_keys import session_key
-from python_jobs.job import WrongUse, run_job
-from python_jobs.kafka_clients import client_settings, topic_partitions, topic_setting
-from python_jobs.postgres import PostgresAccess
-from python_jobs.stream_progress import listening
-from python_jobs.tables import table_id
+from python_jobs.shared.delta.tables import table_id
+from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
+from python_jobs.shared.postgres.snapshots import PostgresAccess
+from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.job import run_job
 
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"
@@ -418,7 +419,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
 
 def _require_append_time(topic: str, bootstrap_servers: str) -> None:
     client = client_settings(bootstrap_servers, {})
-    topic_partitions(client, topic)  # says in one sentence what isn't there
+    partition_count(client, topic)  # says in one sentence what isn't there
     if (kind := topic_setting(client, topic, "message.timestamp.type")) != "LogAppendTime":
         raise WrongUse(
             f"topic {topic} has message.timestamp.type={kind}: its timestamps are the producers', which send a record "

@@ -22,12 +22,12 @@ from delta.tables import DeltaTable
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.delta_streams import create_table, nullable
-from python_jobs.hadoop_files import HadoopFolder
-from python_jobs.job import DataRefused, JobFailed
-from python_jobs.postgres import PostgresAccess
-from python_jobs.postgres_clients import listed, reaching_postgres, table_name
-from python_jobs.tables import absolute, delta_table
+from python_jobs.shared.core.failures import DataRefused, JobFailed
+from python_jobs.shared.delta.streams import create_table, nullable
+from python_jobs.shared.delta.tables import absolute, delta_table
+from python_jobs.shared.postgres.clients import listed, reaching_postgres, table_name
+from python_jobs.shared.postgres.snapshots import PostgresAccess
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 
 class KeyedSink(ABC):

@@ -18,7 +18,7 @@ copied.
 
 Guarantee: a version is never written again, also by two runs of one second, of which the second fails; a load that died
 is no version. What protects files from other programs is the store: permissions, or on S3 a lock
-(``services/proxy_object_store.py``).
+(``python_jobs/idempotency/proxy_s3.py``).
 
 Cost: a load's files stay. Nothing here deletes a version.
 
@@ -36,7 +36,16 @@ from typing import Any, Literal
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.idempotency.manifests import (
+from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
+from python_jobs.shared.delta.commits import commit_note, find_commit, write_once
+from python_jobs.shared.delta.tables import (
+    deleted_file_retention,
+    delta_table,
+    retention_properties,
+    sql_name,
+    table_exists,
+)
+from python_jobs.shared.files.manifests import (
     ListedFile,
     Manifest,
     newest_or,
@@ -44,19 +53,9 @@ from python_jobs.idempotency.manifests import (
     taken,
     version_of,
 )
-from python_jobs.job import NotReady, WrongUse, require_at_least, run_job
-from python_jobs.pointers import PointedDataset
-from python_jobs.queries import require_rows, user_query
-from python_jobs.tables import (
-    commit_note,
-    deleted_file_retention,
-    delta_table,
-    find_commit,
-    retention_properties,
-    sql_name,
-    table_exists,
-    write_once,
-)
+from python_jobs.shared.files.pointers import PointedDataset
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.queries import require_rows, user_query
 
 NOTE = "proxy"
 _HISTORY = 1000

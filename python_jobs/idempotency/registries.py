@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.idempotency.merger import MergeRules, merge
-from python_jobs.job import WrongUse
-from python_jobs.tables import read_table, table_exists, write_once
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.commits import write_once
+from python_jobs.shared.delta.merge import MergeRules, merge
+from python_jobs.shared.delta.tables import read_table, table_exists
 
 
 def read_registry(spark: SparkSession, registry: str, columns: str, kind: str) -> DataFrame | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
-from python_jobs.intervals import parse_time
-from python_jobs.queries import user_query
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.spark.queries import user_query
 
 
 def rows_of_run(source: DataFrame, query: str, run: str) -> DataFrame:

@@ -46,23 +46,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.idempotency.merger import MergeRules, merge
 from python_jobs.idempotency.registries import read_registry, register
-from python_jobs.ingestion.readiness_names import UPKEEP
-from python_jobs.intervals import from_micros, parse_time
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_job
-from python_jobs.session import settings
-from python_jobs.tables import (
-    commit_note,
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import from_micros, parse_time
+from python_jobs.shared.delta.commits import commit_note, latest_version, write_once
+from python_jobs.shared.delta.merge import MergeRules, merge
+from python_jobs.shared.delta.tables import (
     delta_table,
-    latest_version,
     retention_properties,
     sql_name,
     table_exists,
     table_id,
     table_size,
-    write_once,
 )
+from python_jobs.shared.files.readiness_names import UPKEEP
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.session import settings
 
 NOTE = "stateful_merger"
 FORMAT_VERSION = 1

@@ -38,15 +38,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.registries import read_registry, register
-from python_jobs.intervals import from_micros, parse_time
-from python_jobs.job import WrongUse, root_cause, run_job
-from python_jobs.tables import (
+from python_jobs.shared.core.failures import WrongUse, root_cause
+from python_jobs.shared.core.intervals import from_micros, parse_time
+from python_jobs.shared.delta.tables import (
     deleted_file_retention,
     delta_table,
     read_version,
     sql_name,
     table_id,
 )
+from python_jobs.shared.spark.job import run_job
 
 FORMAT_VERSION = 1
 _LOG_HOURS = 30 * 24  # Delta's default

@@ -33,17 +33,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.run_queries import rows_of_run
-from python_jobs.intervals import parse_time, to_micros
-from python_jobs.job import DataRefused, JobFailed, WrongUse, require_at_least, run_job
-from python_jobs.tables import (
-    delta_table,
-    find_commit,
-    latest_version,
-    read_version,
-    table_exists,
-    transaction_version,
-    write_once,
-)
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import parse_time, to_micros
+from python_jobs.shared.delta.commits import find_commit, latest_version, transaction_version, write_once
+from python_jobs.shared.delta.tables import delta_table, read_version, table_exists
+from python_jobs.shared.spark.job import run_job
 
 
 @dataclass(frozen=True)

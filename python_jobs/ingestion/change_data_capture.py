@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,44 +40,18 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from python_jobs.checkpoints import claim, has_progress
-from python_jobs.clock import Clocked
-from python_jobs.delta_streams import (
-    BatchFunction,
-    Paced,
-    append,
-    await_end,
-    start_query,
-)
-from python_jobs.intervals import to_micros
-from python_jobs.job import WrongUse, require_at_least, run_job
-from python_jobs.kafka_topics import (
-    SOURCE_FAILURES,
-    consumer_settings,
-    refuse_secrets,
-    source_failure,
-    topic_partitions,
-)
-from python_jobs.tables import (
-    absolute,
-    is_path,
-    latest_version,
-    read_table,
-    table_exists,
-    table_id,
-    transaction_version,
-)
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import WrongUse, require_at_least
+from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.delta.checkpoints import claim, has_progress
+from python_jobs.shared.delta.commits import latest_version, transaction_version
+from python_jobs.shared.delta.streams import BatchFunction, Paced, append, await_end, start_query
+from python_jobs.shared.delta.tables import absolute, is_path, read_table, table_exists, table_id
+from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
+from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, partition_counts, source_failure
+from python_jobs.shared.spark.job import run_job
 
-BRONZE_TYPES = {
-    "payload": "string",
-    "key": "string",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "headers": "array<struct<key:string,value:binary>>",
-    "ingested_at": "timestamp",
-}
 # No statistics over payload and key: they cost, and can't hold bytes that are no text.
 _PROPERTIES = {
     "delta.appendOnly": "true",
@@ -127,24 +101,6 @@ class Parameters(Paced, Clocked):
     def source(self) -> str:
         """Topics and brokers, for messages."""
         return f"{','.join(self.topics)} at {self.bootstrap_servers}"
-
-
-def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str]) -> DataFrame:
-    """Return the bronze rows of Kafka's records. ``ingested_at`` is in microseconds since 1970.
-
-    A cast to string keeps the bytes as they are, also those that are no UTF-8.
-    """
-    rows = records.select(
-        F.col("value").cast("string").alias("payload"),
-        F.col("key").cast("string").alias("key"),
-        "topic",
-        "partition",
-        "offset",
-        "timestamp",
-        "headers",
-        F.timestamp_micros(F.lit(ingested_at)).alias("ingested_at"),
-    )
-    return rows.select("*", *(F.expr(expression).alias(name) for name, expression in derive.items()))
 
 
 class Appender(BatchFunction):
@@ -210,7 +166,7 @@ def start(
         WrongUse: the target is another table, or the checkpoint belongs to another query.
     """
     settings = consumer_settings(params.bootstrap_servers, params.consumer)
-    partitions = topic_partitions(spark, params.topics, settings)
+    partitions = partition_counts(spark, params.topics, settings)
     is_new = _prepare_target(spark, params)
     contract = {
         "job": "change_data_capture",

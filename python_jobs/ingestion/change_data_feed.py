@@ -50,8 +50,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
-from python_jobs.checkpoints import claim
-from python_jobs.delta_streams import (
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import latest_version, transaction_version
+from python_jobs.shared.delta.streams import (
     SOURCE_FAILURES,
     BatchFunction,
     Paced,
@@ -61,16 +63,10 @@ from python_jobs.delta_streams import (
     evaluated_once,
     start_stream,
 )
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, require_at_least, run_job
-from python_jobs.kafka_topics import client_settings, refuse_secrets, topic_partitions
-from python_jobs.tables import (
-    delta_table,
-    latest_version,
-    read_table,
-    table_exists,
-    table_id,
-    transaction_version,
-)
+from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
+from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
+from python_jobs.shared.kafka.topics import partition_counts
+from python_jobs.shared.spark.job import run_job
 
 CREATED, UPDATED, DELETED = "c", "u", "d"
 _NAMES = {CREATED: "created", UPDATED: "updated", DELETED: "deleted"}
@@ -248,7 +244,7 @@ class Publisher(BatchFunction):
 
 
 def _kafka_settings(params: Parameters) -> dict[str, str]:
-    return client_settings(str(params.bootstrap_servers), _PRODUCER | params.producer)
+    return java_client_settings(str(params.bootstrap_servers), _PRODUCER | params.producer)
 
 
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publisher]:
@@ -281,7 +277,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
         _prepare_target(spark, params, rows.schema)
         contract["target"] = table_id(spark, params.target)
     else:
-        topic_partitions(spark, [str(params.topic)], _kafka_settings(params))
+        partition_counts(spark, [str(params.topic)], _kafka_settings(params))
         contract["topic"] = str(params.topic)
     publisher = Publisher(params, source_id, claim(spark, params.checkpoint, contract))
     options = {"readChangeFeed": "true"}

@@ -6,9 +6,9 @@ listing and opening files than reading them.
 Guarantee: the rows are the same before, meanwhile and after. Delta tables (``--format delta``): one OPTIMIZE
 commit, marked as no change of data, so that streams replay nothing; readers and appends go on; against a writer
 that rewrites the same files the compaction gives way. Killed anywhere, the table is as it was. Raw Parquet and
-JSON lines: only datasets that readers find through a pointer (:mod:`python_jobs.pointers`); the new files are
-staged beside the old ones, then the pointer moves; a dataset without a pointer is refused, and one that changed
-meanwhile keeps its files.
+JSON lines: only datasets that readers find through a pointer (:mod:`python_jobs.shared.files.pointers`); the new
+files are staged beside the old ones, then the pointer moves; a dataset without a pointer is refused,
+and one that changed meanwhile keeps its files.
 
 What is worth it is the table's own policy. A partition is compacted when it holds ``min_small_files`` files
 below ``small_file_mb``, they make ``min_small_ratio`` of its files, ``where`` allows it and its newest file is
@@ -44,23 +44,23 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.clock import Clocked
-from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job
-from python_jobs.pointers import PointedDataset, RawFile, current_folder
-from python_jobs.session import settings
-from python_jobs.tables import (
-    CONFLICTS,
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.delta.commits import CONFLICTS, latest_version
+from python_jobs.shared.delta.tables import (
     active_files,
     deleted_file_retention,
     delta_table,
-    latest_version,
     partition_columns,
     partition_values,
     read_table,
     table_location,
     table_size,
 )
+from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_folder
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.session import settings
 
 SAFE_RETENTION = dt.timedelta(days=7)
 """Delta's default, which also holds for raw datasets: they have no property to say otherwise."""
@@ -156,8 +156,8 @@ def worth_compacting(
 ) -> DataFrame:
     """Return the partitions to compact: their columns, ``files`` and ``small_files``.
 
-    ``files`` is what :func:`python_jobs.tables.active_files` returns. Without partition columns the table is one
-    partition.
+    ``files`` is what :func:`python_jobs.shared.delta.tables.active_files` returns. Without partition columns the
+    table is one partition.
     """
     newest_allowed = F.timestamp_micros(
         F.lit((now - _EPOCH) // dt.timedelta(microseconds=1) - policy.min_age_minutes * 60_000_000)

@@ -30,8 +30,8 @@ from typing import Any
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from python_jobs.ingestion.replication_policy import SENSITIVE_TAG
-from python_jobs.job import DataRefused, JobFailed, WrongUse
-from python_jobs.yaml_files import read_yaml
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.yaml_files import read_yaml
 
 _COLUMN_KEYS = {"name", "tags", "transform", "keys", "description"}
 _TRANSFORMS = ("keyed_hash", "substring", "constant")

@@ -29,48 +29,39 @@ Source: Data Engineering Design Patterns, chapter 2, Full Loader.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
-from python_jobs.hadoop_files import HadoopFolder
-from python_jobs.ingestion.readiness_names import UPKEEP
-from python_jobs.intervals import parse_time
-from python_jobs.job import (
-    DataRefused,
-    NotReady,
-    WrongUse,
-    require_at_least,
-    run_job,
-    unreadable_files_refused,
-)
-from python_jobs.postgres import PostgresAccess, one_snapshot
-from python_jobs.tables import (
+from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.delta.commits import commit_note, find_commit, latest_commit, write_once
+from python_jobs.shared.delta.tables import (
     absolute,
-    commit_note,
     delta_table,
-    find_commit,
     is_path,
-    latest_commit,
     read_table,
     read_version,
     table_exists,
-    write_once,
 )
+from python_jobs.shared.files.readiness_names import UPKEEP
+from python_jobs.shared.files.sources import (
+    parse_schema,
+    read_files,
+    source_identity,
+    with_schema,
+)
+from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 
 NOTE = "full_loader"
 
-# What a reader of files must never do silently: a bad record as NULLs, a column under another's name.
-_STRICT = {"mode": "FAILFAST", "enforceSchema": "false"}
 _VERSION = re.compile(r"\d{8}")
 
 
@@ -177,87 +168,6 @@ def findings(rows: DataFrame, key: Sequence[str], not_null: Sequence[str]) -> Da
 
 
 # --- the source -----------------------------------------------------------------------------------------
-
-
-def parse_schema(ddl: str) -> StructType:
-    """Return the schema that the SQL text describes.
-
-    Raises:
-        WrongUse: it is no schema.
-    """
-    try:
-        schema = StructType.fromDDL(ddl)
-        if not isinstance(schema, StructType):  # 'string' is a type, but no schema
-            raise ValueError(f"'{ddl}' names no columns")
-        return schema
-    except (ParseException, ValueError) as failure:
-        reason = str(failure).strip().splitlines()[0]
-        raise WrongUse(f"schema must read like 'type string not null, name string': {reason}") from None
-
-
-class FileSource(Protocol):
-    """What says where a dataset is and how its files are read; see :class:`Parameters`."""
-
-    @property
-    def source(self) -> str:
-        """File or folder."""
-
-    @property
-    def format(self) -> str:
-        """json, csv or postgres."""
-
-    @property
-    def schema(self) -> str:
-        """Columns as in SQL."""
-
-    @property
-    def delimiter(self) -> str:
-        """Between the columns of csv."""
-
-
-def source_identity(spark: SparkSession, parameters: FileSource) -> str | None:
-    """Return a hash of the files (path, size, modification time) and of how they are read; None for a database.
-
-    Raises:
-        NotReady: there is no file.
-    """
-    if parameters.format == "postgres":
-        return None
-    folder = HadoopFolder(spark, parameters.source)
-    files = []
-    if folder.exists():
-        prefix = folder.root.toString()
-        found = folder.file_system.listFiles(folder.root, True)
-        while found.hasNext():
-            status = found.next()
-            relative = status.getPath().toString().removeprefix(prefix)
-            if not any(part.startswith((".", "_")) for part in relative.split("/")):
-                files.append((relative, status.getLen(), status.getModificationTime()))
-    if not files:
-        raise NotReady(f"{parameters.source} holds no file; nothing was loaded")
-    how = (parameters.source, parameters.format, parameters.schema, parameters.delimiter)
-    return hashlib.sha256(json.dumps([how, sorted(files)]).encode()).hexdigest()
-
-
-def read_files(spark: SparkSession, parameters: FileSource) -> DataFrame:
-    """Return the records of the files; reading one that doesn't fit the schema will fail."""
-    reader = spark.read.schema(parse_schema(parameters.schema)).options(**_STRICT)
-    path = absolute(parameters.source)
-    if parameters.format == "json":
-        return reader.json(path)
-    return reader.csv(path, sep=parameters.delimiter, header=True, escape='"')
-
-
-def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
-    """Return the database's columns as the schema names and types them.
-
-    Raises:
-        WrongUse: a column is absent. Extra ones are left out: the schema is explicit.
-    """
-    absent = [name for name in schema.names if name not in rows.columns]
-    if absent:
-        raise WrongUse(f"the source has no column {', '.join(absent)}; it has {', '.join(rows.columns)}")
-    return rows.select(*(F.col(f"`{field.name}`").cast(field.dataType) for field in schema))
 
 
 # --- the two steps --------------------------------------------------------------------------------------

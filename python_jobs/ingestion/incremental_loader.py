@@ -35,28 +35,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.clock import Clocked
-from python_jobs.hadoop_files import HadoopFolder
-from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import (
-    DataRefused,
-    JobFailed,
-    NotReady,
-    WrongUse,
-    run_job,
-    unreadable_files_refused,
-)
-from python_jobs.tables import (
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.delta.commits import (
     CONFLICTS,
-    absolute,
     find_commit,
-    is_path,
     latest_version,
-    read_table,
-    table_exists,
     transaction_version,
     write_once,
 )
+from python_jobs.shared.delta.tables import absolute, is_path, read_table, table_exists
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 
 APP_ID = "lakehouse_patterns.incremental_loader"
 FORMAT_VERSION = 1

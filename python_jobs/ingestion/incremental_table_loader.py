@@ -52,19 +52,19 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from python_jobs.clock import Clocked
-from python_jobs.intervals import Interval, parse_time
-from python_jobs.job import JobFailed, WrongUse, require_at_least, run_job
-from python_jobs.postgres import PostgresAccess, one_snapshot, quote, time_slices
-from python_jobs.tables import (
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.delta.commits import (
     CONFLICTS,
     find_commit,
     latest_version,
-    read_table,
-    table_exists,
     transaction_version,
     write_once,
 )
+from python_jobs.shared.delta.tables import read_table, table_exists
+from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot, quote, time_slices
+from python_jobs.shared.spark.job import run_job
 
 APP_ID = "lakehouse_patterns.incremental_table_loader"
 

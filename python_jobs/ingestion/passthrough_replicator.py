@@ -38,10 +38,11 @@ from typing import Any, Literal
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.replication_policy import Dataset, load_policy, refuse_sensitive
-from python_jobs.job import DataRefused, JobFailed, WrongUse, require_at_least, run_job
-from python_jobs.tables import absolute
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
+from python_jobs.shared.delta.tables import absolute
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.job import run_job
 
 _BUFFER_BYTES = 1 << 20
 _ATTEMPTS = 3

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from python_jobs.job import DataRefused, WrongUse
-from python_jobs.yaml_files import read_yaml
+from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.yaml_files import read_yaml
 
 SENSITIVE_TAG = "pii"
 """The tag, in any case, of what must not leave its environment as it is."""

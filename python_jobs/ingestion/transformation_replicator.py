@@ -48,7 +48,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.hadoop_files import HadoopFolder
 from python_jobs.ingestion.data_contract import (
     Contract,
     filter_line,
@@ -56,19 +55,19 @@ from python_jobs.ingestion.data_contract import (
     select_list,
     unknown_columns,
 )
-from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
-from python_jobs.session import settings
-from python_jobs.tables import (
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.delta.commits import commit_metrics, commit_note, latest_version
+from python_jobs.shared.delta.tables import (
     absolute,
-    commit_metrics,
-    commit_note,
     delta_table,
     is_path,
-    latest_version,
     read_table,
     table_exists,
     table_location,
 )
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.session import settings
 
 _NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
 _PURGED = "lakehouse_patterns.purged_through"

@@ -25,9 +25,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from python_jobs.error_management.json_records import ERROR_CLASS, parse_records
-from python_jobs.hadoop_files import HadoopFolder
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.records.json_records import ERROR_CLASS, parse_records
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.job import run_job
 
 _SHOWN_PROBLEMS = 20
 _SCHEME_AND_HOST = r"^\w+:(//[^/]*)?(?=/)"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from services.main_job import generator_step
+from case_study.main_job import generator_step
 from tests.support.lakehouse import Lakehouse
 
 VISITS = 2_000

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from case_study.main_job import FEEDS, generator_step, main_job
 from services.cluster import running_cluster
-from services.main_job import FEEDS, generator_step, main_job
 from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
 from tests.support.session import environment, small_configuration
@@ -46,7 +46,7 @@ def test_the_cluster_gives_the_tables_of_the_embedded_run(spark, tmp_path):
     with environment(**variables), running_cluster(tmp_path / "cluster") as cluster:
         command = ["--input", str(landing), "--target", "cluster", "--master", cluster.master]
         done = subprocess.run(
-            [sys.executable, "-m", "services.demo", *command],
+            [sys.executable, "-m", "case_study.demo", *command],
             cwd=REPOSITORY, env=os.environ | cluster.environment(), text=True, capture_output=True, timeout=900,
             check=False,
         )  # fmt: skip

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services import demo
-from services.main_job import FEEDS, main_job
+from case_study import demo
+from case_study.main_job import FEEDS, main_job
 
 NOBODY = 65534
 

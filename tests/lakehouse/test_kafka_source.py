@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as F
 
-from services.blog_sources import change_users, played_sources, produce_visits
+from case_study.main_job import REPORT, main_job
+from case_study.sources import change_users, played_sources, produce_visits
 from services.kafka import running_broker
-from services.main_job import REPORT, main_job
 from services.postgres import running_postgres
 from tests.support.lakehouse import Lakehouse
 from tests.support.rows import assert_rows

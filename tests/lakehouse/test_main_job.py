@@ -15,10 +15,10 @@ from collections import Counter
 import pytest
 from pyspark.sql import functions as F
 
+from case_study.main_job import FEEDS, Step, main_job
 from python_jobs.idempotency.proxy import read_exposed
 from python_jobs.ingestion import compactor
-from python_jobs.ingestion.readiness_marker import ready_versions
-from services.main_job import FEEDS, Step, main_job
+from python_jobs.shared.files.readiness import ready_versions
 from tests.support.dbt_project import REPOSITORY
 from tests.support.lakehouse import Lakehouse
 from tests.support.rows import assert_rows

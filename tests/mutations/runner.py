@@ -129,7 +129,7 @@ def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, 
         copy = Path(folder) / "tree"
         for file in _files():
             (copy / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / file, copy / file)
+            shutil.copy2(REPOSITORY / file, copy / file, follow_symlinks=False)
         if mutation:
             path = copy / mutation.file
             path.write_text(mutation.mutated(path.read_text(encoding="utf-8")), encoding="utf-8")
@@ -161,7 +161,11 @@ def _files() -> Iterator[str]:
         capture_output=True,
         text=True,
     )
-    yield from (name for name in listed.stdout.split("\0") if name and (REPOSITORY / name).is_file())
+    yield from (name for name in listed.stdout.split("\0") if name and _is_there(REPOSITORY / name))
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_file() or path.is_symlink()  # python_jobs/macros is a link to a folder
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from dbt.cli.main import dbtRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.job import parse_parameters
-from services.main_job import FEEDS, Step, main_job
+from case_study.main_job import FEEDS, Step, main_job
+from python_jobs.shared.core.command_line import parse_parameters
 from tests.support.dbt_project import REPOSITORY, DbtFailed
 from tests.support.rows import CLOCK_COLUMNS
 from tests.support.session import environment, settings_kept
@@ -44,7 +44,7 @@ class Lakehouse:
         return report
 
     def step(self, step: Step) -> dict[str, Any] | None:
-        """Run one step of :func:`services.main_job.main_job`; return the report of a job, None for dbt."""
+        """Run one step of :func:`case_study.main_job.main_job`; return the report of a job, None for dbt."""
         program, *arguments = step.command
         if program == "dbt":
             self.dbt(*arguments)

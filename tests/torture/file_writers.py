@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from python_jobs.idempotency import keyed_files, proxy
 from python_jobs.ingestion import passthrough_replicator, readiness_marker
-from python_jobs.ingestion.readiness_names import MARKER
-from python_jobs.pointers import PointedDataset
+from python_jobs.shared.files.pointers import PointedDataset
+from python_jobs.shared.files.readiness_names import MARKER
 from tests.torture.inputs import arrived_visits, visits_by_day, visits_by_event_date
 from tests.torture.stores import FileStore, Rows
 from tests.torture.writer import NOW, Writer, by_day, in_order

@@ -13,11 +13,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from python_jobs.error_management import checkpointer, kafka_consumer
+from python_jobs.idempotency import transactional_writer_kafka as transactional_producer
+from python_jobs.idempotency.transactional_writer_kafka import Reducer
 from python_jobs.ingestion import change_data_capture
-from services import topic_replicator, transactional_producer
+from python_jobs.ingestion import passthrough_replicator_kafka as topic_replicator
+from python_jobs.ingestion.passthrough_replicator_kafka import Replicator, run_until_stopped
 from services.kafka import Record, running_broker
-from services.topic_replicator import Replicator, run_until_stopped
-from services.transactional_producer import Reducer
 from tests.support.session import environment
 from tests.torture.inputs import changed_users, noon
 from tests.torture.job_writers import publish_changes

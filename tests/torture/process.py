@@ -13,8 +13,9 @@ from pathlib import Path
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from python_jobs.job import JobFailed, known_failure
-from python_jobs.tables import CONFLICTS
+from python_jobs.shared.core.failures import JobFailed
+from python_jobs.shared.delta.commits import CONFLICTS
+from python_jobs.shared.spark.job import known_failure
 from tests.support.session import start_session
 from tests.torture.writers import WRITERS
 

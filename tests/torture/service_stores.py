@@ -13,9 +13,9 @@ from typing import Any
 import boto3
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
-from python_jobs.kafka_clients import patiently
+from python_jobs.idempotency.proxy_s3 import Parameters, resolve
+from python_jobs.shared.kafka.clients import patiently
 from services.kafka import Cluster
-from services.proxy_object_store import Parameters, resolve
 from tests.support.killer import TableFiles
 from tests.torture.stores import Rows, Store
 

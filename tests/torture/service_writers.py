@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from services import (
+from python_jobs.idempotency import (
     fast_metadata_cleaner_postgres,
-    full_loader_postgres,
-    proxy_object_store,
     proxy_postgres,
     stateful_merger_postgres,
     transactional_writer_postgres,
 )
+from python_jobs.idempotency import proxy_s3 as proxy_object_store
+from python_jobs.ingestion import full_loader_postgres
+from python_jobs.shared.postgres.relations import connect_by_environment
 from services.object_store import running_object_store
 from services.postgres import running_postgres
-from services.postgres_relations import connect_by_environment
 from tests.support.session import environment
 from tests.torture.inputs import csv_of_devices, parts_of_devices
 from tests.torture.service_stores import BucketStore, bucket, client

@@ -14,7 +14,7 @@ from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.data_value.wrapper import Parameters, run, wrap
-from python_jobs.job import NotReady, WrongUse
+from python_jobs.shared.core.failures import NotReady, WrongUse
 from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from python_jobs.datasets import blog_platform, landing
-from python_jobs.datasets.blog_platform import run
-from python_jobs.datasets.parameters import Parameters
-from python_jobs.datasets.users import BIOGRAPHIES, user_changes
-from python_jobs.datasets.visits import IMPERFECTIONS, visit_line_plan, visit_lines
-from python_jobs.job import WrongUse, parse_parameters, run_job
+from case_study.datasets import blog_platform, landing
+from case_study.datasets.blog_platform import run
+from case_study.datasets.parameters import Parameters
+from case_study.datasets.users import BIOGRAPHIES, user_changes
+from case_study.datasets.visits import IMPERFECTIONS, visit_line_plan, visit_lines
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.spark.job import run_job
 from tests.patterns.datasets.blog_landing import (
     USER_FIELDS,
     as_time,
@@ -380,7 +382,7 @@ def test_the_command_of_the_page() -> None:
     )
     parameters, _ = parse_parameters(Parameters, command[2:])
 
-    assert command[:2] == ["spark-submit", "python_jobs/datasets/blog_platform.py"]
+    assert command[:2] == ["spark-submit", "case_study/datasets/blog_platform.py"]
     assert parameters == Parameters(output="landing", late_share=0.1)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from python_jobs.datasets.topic_hours import Parameters, run
-from python_jobs.job import NotReady
+from case_study.datasets.topic_hours import Parameters, run
+from python_jobs.shared.core.failures import NotReady
 from tests.support.rows import assert_rows
 
 COLUMNS = "file_path string, load_id bigint, hour int, ingested_at timestamp, file_modified_at timestamp"

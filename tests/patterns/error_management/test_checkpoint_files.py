@@ -27,7 +27,7 @@ from python_jobs.error_management.checkpoint_files import (
     refuse_changes,
     require_durable,
 )
-from python_jobs.job import DataRefused, WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse
 from tests.support.session import setting
 from tests.support.snippets import snippet
 

@@ -15,12 +15,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.delta_streams import BatchFunction, append, await_end, start_stream
 from python_jobs.error_management import checkpoint_rewind as rewind
 from python_jobs.error_management import checkpointer as job
 from python_jobs.error_management.checkpointer import Parameters
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.kafka_clients import committed_offsets
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.streams import BatchFunction, append, await_end, start_stream
+from python_jobs.shared.kafka.clients import committed_offsets
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet

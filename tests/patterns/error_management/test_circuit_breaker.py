@@ -21,8 +21,8 @@ from python_jobs.error_management.circuit_breaker import (
     Outcome,
     State,
 )
-from python_jobs.error_management.retryable import Retrier, RetryBudgetExhausted, RetryPolicy
-from python_jobs.job import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.retry import Retrier, RetryBudgetExhausted, RetryPolicy
 from tests.support.snippets import snippet
 
 PAGE = "docs/error_management.md"

@@ -19,14 +19,16 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.delta_streams import BatchFunction, append, await_end, start_stream
 from python_jobs.error_management import dead_letter as job
 from python_jobs.error_management import dead_letter_replay
 from python_jobs.error_management.dead_letter import BatchAccount, Parameters
-from python_jobs.error_management.json_records import load_schema, parse_records
-from python_jobs.error_management.retryable import RetryPolicy
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters, run_job
-from python_jobs.tables import CONFLICTS
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.retry import RetryPolicy
+from python_jobs.shared.delta.commits import CONFLICTS
+from python_jobs.shared.delta.streams import BatchFunction, append, await_end, start_stream
+from python_jobs.shared.records.json_records import load_schema, parse_records
+from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer

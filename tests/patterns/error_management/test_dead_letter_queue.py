@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.error_management import dead_letter_queue as job
 from python_jobs.error_management.dead_letter_queue import Parameters
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows

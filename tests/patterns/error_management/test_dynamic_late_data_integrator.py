@@ -19,8 +19,9 @@ from python_jobs.error_management import dynamic_late_data_integrator as integra
 from python_jobs.error_management.dynamic_late_data_integrator import Parameters, choose, run
 from python_jobs.error_management.late_partitions import DateProcessor
 from python_jobs.error_management.late_state import DateState, State, StateTable
-from python_jobs.intervals import parse_time
-from python_jobs.job import JobFailed, NotReady, WrongUse, run_job
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.spark.job import run_job
 from tests.patterns.error_management.late_data import QUERY, VisitsByDate
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY

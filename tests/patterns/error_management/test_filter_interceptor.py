@@ -14,10 +14,11 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.delta_streams import append
 from python_jobs.error_management import filter_interceptor as job
 from python_jobs.error_management.filter_interceptor import Condition, Interceptor, Parameters
-from python_jobs.job import DataRefused, NotReady, WrongUse, run_job
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.delta.streams import append
+from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows

@@ -20,8 +20,9 @@ from python_jobs.error_management.kafka_consumer import (
     Parameters,
     Subscription,
 )
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.kafka_clients import committed_offsets, passes
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.kafka.clients import committed_offsets, passes
 from services.kafka import Broker, Record
 from tests.support.killer import TableState, run_and_kill
 from tests.support.rows import assert_rows

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from python_jobs.error_management import late_data_detector, windowed_counter
 from python_jobs.error_management import static_late_data_integrator as integrator
-from python_jobs.job import JobFailed, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import JobFailed, WrongUse
 from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippet

@@ -17,7 +17,8 @@ from python_jobs.error_management import late_data_detector as job
 from python_jobs.error_management import windowed_counter
 from python_jobs.error_management.late_data_detector import Parameters
 from python_jobs.error_management.watermarks import Policy, State, advance, is_late
-from python_jobs.job import DataRefused, NotReady, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer

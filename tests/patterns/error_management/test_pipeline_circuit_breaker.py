@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 from python_jobs.error_management import pipeline_circuit_breaker as job
 from python_jobs.error_management.circuit_breaker import CircuitBreaker, State
 from python_jobs.error_management.pipeline_circuit_breaker import Parameters
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from tests.support.dbt_project import DbtProject
 from tests.support.snippets import snippet, snippets
 

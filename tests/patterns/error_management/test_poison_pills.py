@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from python_jobs.error_management import dead_letter
 from python_jobs.error_management.dead_letter import Parameters
 from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
-from python_jobs.job import DataRefused, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, WrongUse
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import requests
 
-from python_jobs.error_management.retryable import (
+from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.retry import (
     Failure,
     RateLimited,
     Retrier,
@@ -22,7 +23,6 @@ from python_jobs.error_management.retryable import (
     classify,
     retry_after,
 )
-from python_jobs.job import DataRefused, WrongUse
 from tests.support.snippets import snippet
 
 PAGE = "docs/error_management.md"

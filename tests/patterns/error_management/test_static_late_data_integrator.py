@@ -11,7 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from python_jobs.error_management.static_late_data_integrator import Parameters, order, run
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, run_job
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.spark.job import run_job
 from tests.patterns.error_management.late_data import QUERY, VisitsByDate
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet

@@ -18,10 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from python_jobs.delta_streams import append
 from python_jobs.error_management import windowed_deduplicator as job
 from python_jobs.error_management.windowed_deduplicator import Parameters, UniqueWriter
-from python_jobs.job import JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.streams import append
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer

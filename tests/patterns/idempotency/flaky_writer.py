@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from python_jobs.idempotency import transactional_writer as job
-from python_jobs.job import run_job
+from python_jobs.shared.spark.job import run_job
 
 marker = Path(sys.argv[1])
 

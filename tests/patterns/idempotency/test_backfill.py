@@ -20,9 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from python_jobs.idempotency.backfill import Backfill, Parameters, job_of, run
 from python_jobs.idempotency.backfill_ledger import ChunkState, Job, Ledger
 from python_jobs.idempotency.backfill_plan import Chunk, chunks_of
-from python_jobs.ingestion.readiness_marker import Marker
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.tables import latest_commit, latest_version
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.commits import latest_commit, latest_version
+from python_jobs.shared.files.readiness import Marker
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 

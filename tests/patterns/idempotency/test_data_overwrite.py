@@ -19,9 +19,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.idempotency.data_overwrite import Folder, Parameters, overwrite, overwrite_files, run
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.tables import CONFLICTS
+from python_jobs.idempotency.data_overwrite import Folder, Parameters, overwrite_files, run
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.commits import CONFLICTS
+from python_jobs.shared.delta.overwrite import overwrite
 from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY

@@ -14,13 +14,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from python_jobs.checkpoints import claim
-from python_jobs.job import WrongUse
-from python_jobs.tables import latest_version, write_once
-from services.inbox import Inbox
+from python_jobs.idempotency.inbox import Inbox
+from python_jobs.idempotency.versioned_rows import StaleVersion, read_row, set_row
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.delta.commits import latest_version, write_once
+from python_jobs.shared.postgres.relations import Connection
 from services.postgres import Database
-from services.postgres_relations import Connection
-from services.versioned_rows import StaleVersion, read_row, set_row
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet

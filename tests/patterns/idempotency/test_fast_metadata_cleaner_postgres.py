@@ -14,10 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from services.fast_metadata_cleaner_postgres import Parameters, run
+from python_jobs.idempotency.fast_metadata_cleaner_postgres import Parameters, run
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.postgres.relations import one_at_a_time
 from services.postgres import Database
-from services.postgres_relations import one_at_a_time
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
@@ -227,8 +228,8 @@ def test_a_killed_load_leaves_nothing_and_runs_again(visits: Visits, tmp_path: P
         "create trigger wait before insert on visits_2023_45 for each row execute function wait()",
     )
     visits.land(TUESDAY)
-    argv = [sys.executable, "-m", "services.fast_metadata_cleaner_postgres", "--source", str(visits.file),
-            "--target", "visits", "--date", TUESDAY, "--columns", COLUMNS]  # fmt: skip
+    argv = [sys.executable, "-m", "python_jobs.idempotency.fast_metadata_cleaner_postgres", "--source",
+            str(visits.file), "--target", "visits", "--date", TUESDAY, "--columns", COLUMNS]  # fmt: skip
     with visits.database.connect() as holder:
         holder.execute("select pg_advisory_lock(1)")
         env = os.environ | visits.database.environment(tmp_path / "pgpass")
@@ -264,7 +265,7 @@ def test_the_commands_of_the_page(visits: Visits, tmp_path: Path, monkeypatch: p
     visits.file.write_text("visit_id;event_time;page\n1;2023-11-06 10:00:00+00;index\n", encoding="utf-8")
     text = snippet("docs/idempotency.md", f"{THIS}test_the_commands_of_the_page").replace("\\\n", " ")
     for command in (shlex.split(line) for line in text.strip().splitlines()):
-        assert command[:3] == ["python", "-m", "services.fast_metadata_cleaner_postgres"]
+        assert command[:3] == ["python", "-m", "python_jobs.idempotency.fast_metadata_cleaner_postgres"]
         parameters, _ = parse_parameters(Parameters, command[3:])
         run(parameters, visits.database.connect)
     assert_rows(visits.query("select visit_id, page from visits_frozen_2023_11"), [("1", "index")])

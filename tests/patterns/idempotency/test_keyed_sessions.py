@@ -25,9 +25,10 @@ from python_jobs.idempotency.keyed_sessions import (
     advance,
 )
 from python_jobs.idempotency.keyed_sinks import PostgresSink
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.postgres import PostgresAccess
-from python_jobs.tables import write_once
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.commits import write_once
+from python_jobs.shared.postgres.snapshots import PostgresAccess
 from services.kafka import Broker
 from services.postgres import Database
 from tests.support.rows import assert_rows

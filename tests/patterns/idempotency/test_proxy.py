@@ -13,10 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from python_jobs.idempotency import proxy
-from python_jobs.idempotency.manifests import ListedFile, Manifest
 from python_jobs.idempotency.proxy import Parameters, exposed_files, read_exposed, run
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.pointers import PointedDataset
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.files.manifests import ListedFile, Manifest
+from python_jobs.shared.files.pointers import PointedDataset
 from tests.support.dbt_project import DbtProject
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets

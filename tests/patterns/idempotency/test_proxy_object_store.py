@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from python_jobs.idempotency.manifests import ListedFile, Manifest
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.idempotency.proxy_s3 import Parameters, resolve, run
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.files.manifests import ListedFile, Manifest
 from services.object_store import ObjectStore
-from services.proxy_object_store import Parameters, resolve, run
 from tests.support.snippets import snippets
 
 pytestmark = pytest.mark.s3

@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from services import proxy_postgres
+from python_jobs.idempotency import proxy_postgres
+from python_jobs.idempotency.proxy_postgres import Parameters, run
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.postgres import Database
-from services.proxy_postgres import Parameters, run
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
 from tests.support.waiting import eventually
@@ -239,7 +240,7 @@ def test_the_commands_of_the_page(devices: Devices) -> None:
 def parsed(command: str) -> Parameters:
     """Return the parameters of one command line of the page."""
     program, flag, module, *arguments = shlex.split(command)
-    assert (program, flag, module) == ("python", "-m", "services.proxy_postgres")
+    assert (program, flag, module) == ("python", "-m", "python_jobs.idempotency.proxy_postgres")
     return parse_parameters(Parameters, arguments)[0]
 
 

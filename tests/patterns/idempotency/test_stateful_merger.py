@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.idempotency.merger import MergeRules, merge
 from python_jobs.idempotency.stateful_merger import Commit, Parameters, Run, plan, run
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.tables import latest_version, write_once
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.commits import latest_version, write_once
+from python_jobs.shared.delta.merge import MergeRules, merge
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.idempotency.stateful_merger_postgres import Parameters, Run, run
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.postgres import Database
-from services.stateful_merger_postgres import Parameters, Run, run
 from tests.support.rows import assert_rows
 from tests.support.waiting import eventually
 

@@ -12,8 +12,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.idempotency.surrogate_keys import content_hash, session_key, surrogate_key
-from python_jobs.job import WrongUse
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.keys import content_hash, session_key, surrogate_key
 from tests.support.render import MacroRenderer
 from tests.support.session import setting
 from tests.support.snippets import snippets

@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.time_travel import Parameters, run
-from python_jobs.job import WrongUse, parse_parameters
-from python_jobs.tables import deleted_file_retention, read_version
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.tables import deleted_file_retention, read_version
 from tests.support.dbt_project import DbtProject
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet

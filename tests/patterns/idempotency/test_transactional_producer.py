@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from python_jobs.job import DataRefused, JobFailed, WrongUse
+from python_jobs.idempotency.transactional_writer_kafka import Parameters, Reducer
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from services.kafka import Broker, Record
-from services.transactional_producer import Parameters, Reducer
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.snippets import snippet
 from tests.support.waiting import eventually
@@ -145,7 +145,8 @@ def test_a_transaction_outlives_its_commit_and_can_not_be_set_up_otherwise(
     """The broker gives a transaction up 60 s after its commit is due; its own limit is 15 minutes."""
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "services.topic_replicator.Producer", lambda settings: made.append(settings) or _refuse()
+        "python_jobs.ingestion.passthrough_replicator_kafka.Producer",
+        lambda settings: made.append(settings) or _refuse(),
     )
     with pytest.raises(InterruptedError):
         Reducer(parameters(commit_seconds=5))

@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.idempotency import transactional_writer as job
 from python_jobs.idempotency.transactional_writer import Parameters
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
-from python_jobs.tables import latest_version, write_once
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.commits import latest_version, write_once
 from tests.support.killer import TableState, run_and_kill
 from tests.support.rows import assert_rows
 from tests.support.session import process_environment, setting

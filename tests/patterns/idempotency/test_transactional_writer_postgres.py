@@ -12,11 +12,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
-from services.inbox import Inbox
+from python_jobs.idempotency.inbox import Inbox
+from python_jobs.idempotency.transactional_writer_postgres import Parameters, run
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.postgres.relations import Connection
 from services.postgres import Database
-from services.postgres_relations import Connection
-from services.transactional_writer_postgres import Parameters, run
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tests.support.waiting import eventually, polled

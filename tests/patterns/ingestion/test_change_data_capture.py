@@ -18,10 +18,11 @@ from confluent_kafka import Producer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs import kafka_topics
+from case_study.continuous import Models, follow
 from python_jobs.ingestion.change_data_capture import Parameters, run, start
-from python_jobs.job import JobFailed, NotReady, WrongUse, run_job
-from services.continuous import Models, follow
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.kafka import topics as kafka_topics
+from python_jobs.shared.spark.job import run_job
 from services.debezium import Connector, running_debezium
 from services.kafka import Broker, Record
 from services.postgres import Database, running_postgres
@@ -529,7 +530,7 @@ def test_the_runner_as_a_program_ends_well_when_it_is_told_to(bronze, make_proje
     job.write_text(f"topics: [{bronze.topic}]\n", encoding="utf-8")
     bronze.broker.produce(bronze.topic, messages("a"))
     command = [
-        sys.executable, "-m", "services.continuous", "--job", str(job), "--select", "numbers",
+        sys.executable, "-m", "case_study.continuous", "--job", str(job), "--select", "numbers",
         "--bootstrap_servers", bronze.broker.bootstrap_servers,
         "--target", bronze.target, "--checkpoint", bronze.checkpoint,
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame
 
-from python_jobs.ingestion.change_data_capture import BRONZE_TYPES
+from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
 

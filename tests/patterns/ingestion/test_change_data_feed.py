@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion import change_data_feed as job
 from python_jobs.ingestion.change_data_feed import Parameters, messages
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.kafka import Broker
 from services.processes import free_port
 from tests.support.dbt_project import DbtProject
@@ -337,7 +338,7 @@ def test_what_could_not_be_published_is_published_later(
     # The broker is there at the start and gone when the batch is sent.
     gone = {"producer": {"bootstrap.servers": f"127.0.0.1:{free_port()}", "max.block.ms": "1000"}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "topic_partitions", lambda *_: {})
+        patch.setattr(job, "partition_counts", lambda *_: {})
         with pytest.raises(JobFailed, match=rf"cannot publish to {topic} at .+ not present in metadata"):
             captured.run(starting_version=0, **to_topic | gone)
     captured.run(starting_version=0, **to_topic)

@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion import compactor, incremental_table_loader
 from python_jobs.ingestion.compactor import Parameters, after_write, run, worth_compacting
-from python_jobs.job import JobFailed, WrongUse, run_job
-from python_jobs.pointers import PointedDataset, current_folder, publish
+from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.files.pointers import PointedDataset, current_folder, publish
+from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY

@@ -23,14 +23,22 @@ import yaml
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 
-from python_jobs.job import JobFailed, NotReady, WrongUse, parse_parameters
-from services import external_trigger
-from services.airflow import Airflow
-from services.events import Event, Filter, Poison, read_envelope
-from services.external_trigger import Kafka, Parameters, Trigger, Workload, create_app, running_trigger
+from python_jobs.ingestion import external_trigger_http as external_trigger
+from python_jobs.ingestion.airflow_client import Airflow
+from python_jobs.ingestion.external_trigger_http import (
+    Kafka,
+    Parameters,
+    Trigger,
+    Workload,
+    create_app,
+    running_trigger,
+)
+from python_jobs.ingestion.run_registry import Run, RunRegistry
+from python_jobs.ingestion.trigger_events import Event, Filter, Poison, read_envelope
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from services.kafka import Broker, Record
 from services.processes import free_port
-from services.run_registry import Run, RunRegistry
 from tests.support.airflow_api import AirflowApi, running_airflow_api
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
@@ -446,7 +454,7 @@ def test_an_event_that_cannot_be_kept_is_not_acknowledged(
 @contextlib.contextmanager
 def service(config: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the service as a person would; yield the process and its address."""
-    command = [sys.executable, "-m", "services.external_trigger", "--config", str(config)]
+    command = [sys.executable, "-m", "python_jobs.ingestion.external_trigger_http", "--config", str(config)]
     with (config.parent / "service.log").open("a") as log:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True)
     try:

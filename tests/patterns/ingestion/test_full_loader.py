@@ -16,7 +16,8 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from python_jobs.ingestion import full_loader
 from python_jobs.ingestion.full_loader import Parameters, run, version_tables
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse, parse_parameters
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY

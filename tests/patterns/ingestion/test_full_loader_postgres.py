@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
-from services import full_loader_postgres
-from services.full_loader_postgres import Parameters, load, run
+from python_jobs.ingestion import full_loader_postgres
+from python_jobs.ingestion.full_loader_postgres import Parameters, load, run
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.postgres.relations import Connection
 from services.postgres import Database
-from services.postgres_relations import Connection
 from tests.support.rows import assert_rows
 from tests.support.waiting import eventually, polled
 

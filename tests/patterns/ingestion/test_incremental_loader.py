@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion import incremental_loader
 from python_jobs.ingestion.incremental_loader import LandingFile, Parameters, assign_load_ids, run
-from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.spark.job import run_job
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion import incremental_table_loader
 from python_jobs.ingestion.incremental_table_loader import Parameters, in_window, run
-from python_jobs.intervals import Interval
-from python_jobs.job import WrongUse
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import Interval
 from tests.support.rows import assert_rows
 
 SCHEMA = "visit_id string, page string, event_time timestamp, ingestion_time timestamp, is_deleted boolean"

@@ -18,10 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.ingestion import incremental_table_loader
 from python_jobs.ingestion.incremental_table_loader import Parameters, run
-from python_jobs.intervals import Interval
-from python_jobs.job import JobFailed, WrongUse, parse_parameters, run_job
-from python_jobs.postgres import PostgresAccess, one_snapshot, time_slices
-from python_jobs.tables import table_exists
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.intervals import Interval
+from python_jobs.shared.delta.tables import table_exists
+from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot, time_slices
+from python_jobs.shared.spark.job import run_job
 from services.postgres import Database, Postgres
 from tests.support.rows import assert_rows
 from tests.support.session import process_environment

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from python_jobs.ingestion import passthrough_replicator
 from python_jobs.ingestion.passthrough_replicator import Folder, Parameters, run
-from python_jobs.job import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows

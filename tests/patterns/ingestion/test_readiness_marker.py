@@ -19,16 +19,12 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.ingestion.readiness_marker import (
-    Parameters,
-    newest_data_version,
-    ready_versions,
-    regenerated,
-    run,
-)
-from python_jobs.job import NotReady, WrongUse, parse_parameters
-from services import readiness_sensor
-from services.readiness_sensor import Condition, WrongCondition, is_ready, look, wait
+from python_jobs.ingestion import readiness_marker_sensor as readiness_sensor
+from python_jobs.ingestion.readiness_marker import Parameters, run
+from python_jobs.ingestion.readiness_marker_sensor import Condition, WrongCondition, is_ready, look, wait
+from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.files.readiness import newest_data_version, ready_versions, regenerated
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
@@ -399,7 +395,7 @@ def test_a_condition_is_one(arguments: dict[str, Any], sentence: str) -> None:
 
 def test_an_orchestrator_needs_no_spark_to_look(folder: Path) -> None:
     code = (
-        "import sys; from services.readiness_sensor import is_ready; "
+        "import sys; from python_jobs.ingestion.readiness_marker_sensor import is_ready; "
         "is_ready(marker='x'); print('pyspark' in sys.modules)"
     )
     done = subprocess.run(
@@ -508,7 +504,7 @@ def test_the_commands_of_the_page(visits: Visits, capsys: pytest.CaptureFixture[
     assert producer[:2] == ["spark-submit", "python_jobs/ingestion/readiness_marker.py"]
     assert (parameters.target, parameters.window.end.hour) == ("shared/visits", 11)
     visits.make("10", "11")
-    assert consumer[:3] == ["python", "-m", "services.readiness_sensor"]
+    assert consumer[:3] == ["python", "-m", "python_jobs.ingestion.readiness_marker_sensor"]
     arguments = [
         str(visits.folder / HOUR_10) if word.startswith("shared/") else word for word in consumer[3:]
     ]

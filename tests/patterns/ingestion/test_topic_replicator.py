@@ -16,12 +16,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from python_jobs import kafka_clients
-from python_jobs.job import DataRefused, JobFailed, NotReady, WrongUse
-from services import topic_replicator
+from python_jobs.ingestion import passthrough_replicator_kafka as topic_replicator
+from python_jobs.ingestion.passthrough_replicator_kafka import Parameters, Replicator
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.kafka import clients as kafka_clients
 from services.kafka import Broker, Record
 from services.processes import free_port
-from services.topic_replicator import Parameters, Replicator
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.snippets import snippet
 
@@ -102,7 +102,7 @@ def replicate(parameters: Parameters, stopped: threading.Event | None = None) ->
 
 def command(parameters: Parameters, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "services.topic_replicator",
+        sys.executable, "-m", "python_jobs.ingestion.passthrough_replicator_kafka",
         "--source_topic", parameters.source_topic, "--target_topic", parameters.target_topic,
         "--source_bootstrap_servers", parameters.source_bootstrap_servers,
         "--target_bootstrap_servers", parameters.target_bootstrap_servers, *more,

@@ -24,7 +24,8 @@ from pyspark.sql import functions as F
 from python_jobs.ingestion import transformation_replicator
 from python_jobs.ingestion.data_contract import filter_line, load_contract
 from python_jobs.ingestion.transformation_replicator import Parameters, run
-from python_jobs.job import DataRefused, JobFailed, WrongUse, run_job
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.spark.job import run_job
 from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from python_jobs.ingestion import data_contract
 from python_jobs.ingestion.data_contract import load_contract
 from python_jobs.ingestion.transformation_replicator import permitted
-from python_jobs.job import DataRefused
+from python_jobs.shared.core.failures import DataRefused
 from tests.patterns.ingestion.test_transformation_replicator import (
     CONTRACT,
     EXPECTED,

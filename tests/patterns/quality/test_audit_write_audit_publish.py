@@ -14,8 +14,8 @@ import pytest
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.job import DataRefused, NotReady, WrongUse
 from python_jobs.quality.audit_files import Parameters, line_facts, run
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from tests.support.dbt_project import REPOSITORY, DbtProject
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer

@@ -1,0 +1,183 @@
+"""Run the case study's main job as a person would: every step is a command, printed before it runs.
+
+    python -m case_study.demo [--input FOLDER] [--visits N] [--source files|kafka]
+        [--target local|cluster] [--master URL]
+
+A rerun changes nothing; a new or changed landing file is all that a later run reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import filelock
+from jsonargparse import auto_cli
+from tabulate import tabulate
+
+from case_study.main_job import FEEDS, REPORT, Step, generator_step, main_job
+from case_study.sources import played_sources
+from services.processes import ServiceFailed
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class DemoFailed(Exception):
+    """Why the demo stopped, in one sentence, and the exit code of the contract in python_jobs/shared/spark/job.py."""
+
+    def __init__(self, sentence: str, exit_code: int = 1) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+def main(
+    input: str | None = None,
+    visits: int = 200_000,
+    source: Literal["files", "kafka"] = "files",
+    target: str = "local",
+    master: str | None = None,
+) -> int:
+    """Run the main job from raw JSON files to published gold tables.
+
+    Args:
+        input: landing folder (visits/, users/, user_changes/, devices/, devices_list/); without it, data is generated
+            once.
+        visits: how many page events to generate.
+        source: files, or kafka: visits as records of a topic and users from PostgreSQL by Debezium, on services that
+            run as long as the demo.
+        target: dbt target, local (embedded Spark) or cluster (Spark Thrift Server).
+        master: Spark master of the jobs; without it, the default of spark-submit.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        if "LAKEHOUSE_ROOT" not in os.environ:
+            raise DemoFailed(
+                "LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2
+            )
+        lakehouse = os.environ["LAKEHOUSE_ROOT"]
+        landing = Path(input).absolute() if input else ROOT / "landing"
+        if input:
+            feeds = present_feeds(landing)
+        with only_run(Path(lakehouse)):
+            if not input:
+                generate(landing, visits)
+                feeds = present_feeds(landing)
+            if source == "kafka":
+                seconds, report, feeds = run_from_kafka(lakehouse, landing, feeds, target, master)
+            else:
+                seconds, report = run_steps(main_job(lakehouse, landing, feeds, target=target, master=master))
+            summarise(seconds, report, [feed for feed in FEEDS if feed not in feeds])
+    except ServiceFailed as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    except DemoFailed as failure:
+        print(failure, file=sys.stderr)
+        return failure.exit_code
+    return 0
+
+
+def present_feeds(landing: Path) -> list[str]:
+    """Return the feeds that the landing folder holds."""
+    if not landing.is_dir():
+        raise DemoFailed(f"the input folder '{landing}' doesn't exist", 4)
+    feeds = [feed for feed in FEEDS if (landing / feed).is_dir()]
+    if not feeds:
+        raise DemoFailed(f"'{landing}' holds none of the folders {', '.join(FEEDS)}", 4)
+    return feeds
+
+
+@contextlib.contextmanager
+def only_run(lakehouse: Path) -> Iterator[None]:
+    """Hold the lakehouse for this run; a second one says so in one sentence and changes nothing."""
+    try:
+        lakehouse.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(lakehouse / ".main_job.lock", timeout=0)
+        lock.acquire()
+    except filelock.Timeout:
+        raise DemoFailed(f"another main job is running on {lakehouse}; wait for it to end") from None
+    except OSError as failure:
+        raise DemoFailed(f"the lakehouse at {lakehouse} can't be written: {failure.strerror}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def generate(landing: Path, visits: int) -> None:
+    """Make the case study's data unless it is there; truth.json is written last, so it marks a complete set."""
+    truth = landing / "truth.json"
+    if truth.exists() and json.loads(truth.read_text(encoding="utf-8"))["parameters"]["visits"] == visits:
+        print(f"landing data is there: {landing}", flush=True)
+    else:
+        run_steps([generator_step(landing, visits)])
+
+
+def run_from_kafka(
+    lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None
+) -> tuple[dict[str, float], dict[str, Any], list[str]]:
+    """Play the landing folder's feeds into services and run the main job on them.
+
+    Returns the seconds of each step, the report and the feeds used: users come from their changes, so their extracts
+    are left out.
+    """
+    feeds = [feed for feed in feeds if feed != "users"]
+    os.environ["LAKEHOUSE_SOURCE"] = "kafka"
+    with played_sources(landing, feeds, Path(lakehouse) / ".services") as bootstrap_servers:
+        steps = main_job(
+            lakehouse, landing, feeds, target=target, master=master, bootstrap_servers=bootstrap_servers
+        )
+        return *run_steps(steps), feeds
+
+
+def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Run the steps in order; return the seconds of each and what the report step said."""
+    seconds: dict[str, float] = {}
+    report: dict[str, Any] = {}
+    for step in steps:
+        print(f"\n$ {shlex.join(step.command)}", flush=True)
+        started = time.monotonic()
+        is_job = step.command[0] == "spark-submit"
+        done = subprocess.run(
+            step.command, cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE if is_job else None
+        )
+        seconds[step.name] = time.monotonic() - started
+        if is_job and step.name != REPORT:
+            print(done.stdout, end="", flush=True)
+        if done.returncode != 0:
+            sentence = f"step '{step.name}' exited {done.returncode}; the tables keep their last good version"
+            raise DemoFailed(sentence, done.returncode)
+        if step.name == REPORT:
+            report = json.loads(done.stdout.splitlines()[-1])
+    return seconds, report
+
+
+def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[str]) -> None:
+    """Print what was read, kept, rejected and published, what a step took, and where to look next."""
+    if report:
+        for table in ("lines", "delays", "tables"):
+            print("\n" + tabulate(report[table], headers="keys", tablefmt="simple"))
+    times = [*seconds.items(), ("total", sum(seconds.values()))]
+    print("\n" + tabulate(times, headers=["step", "seconds"], tablefmt="simple", floatfmt=".1f"))
+    if absent:
+        print(f"\nskipped, no such folder in the input: {', '.join(absent)}, and the tables made of them")
+    print(
+        "\nwhere to look next"
+        "\n  rejected lines   silver_visits_dead_letter, silver_visits_quarantine"
+        "\n  their numbers    observability_visits_accounting, observability_visits_lateness"
+        "\n  a query          dbt show --inline \"select * from {{ ref('gold_page_views_by_hour') }}\""
+        "\n  what it all is   dbt docs generate && dbt docs serve, and docs/"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(auto_cli(main, as_positional=False))

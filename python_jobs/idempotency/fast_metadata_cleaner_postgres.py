@@ -1,0 +1,353 @@
+"""Fast Metadata Cleaner on PostgreSQL: one table for each unit of time behind one view, cleaned by TRUNCATE or DROP.
+
+    python -m python_jobs.idempotency.fast_metadata_cleaner_postgres --source visits.csv \\
+        --target visits --date 2023-11-06 \\
+        --columns "visit_id text, event_time timestamptz, page text, primary key (visit_id, event_time)"
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+
+A run loads one day into the table of its unit, ``visits_2023_45``. On the first day of a unit it cleans that table
+first, whatever its size; on any other day it goes straight to the load. Two tables beside the view know what there is:
+
+- ``<target>__units``: which table holds a unit's rows. The view is made of it, and never of a table by another hand.
+- ``<target>__loads``: the days that were loaded, written in the transaction of the day's COPY. A day that runs again
+  without its unit's first day is refused by that table's key, at once or behind a run that loads it right now.
+
+``--action freeze --units '["2023_44", "2023_45"]' --into 2023_11`` makes one table of units that are over, in one
+transaction: no reader sees a row twice or not at all, and a later run for such a unit is refused.
+
+Of two runs of one target at once the second waits for the first.
+
+Source: Data Engineering Design Patterns, chapter 4, Fast Metadata Cleaner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from python_jobs.idempotency.unit_tables import Unit, route, unit_name
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
+from python_jobs.shared.postgres.csv import copy_csv
+from python_jobs.shared.postgres.relations import (
+    Connection,
+    columns,
+    connect_by_environment,
+    create_table,
+    execute,
+    exists,
+    one_at_a_time,
+    replace_view,
+)
+
+
+@dataclass(frozen=True)
+class Parameters(Clocked):
+    """Load a day into the table of its unit of time, or drop or freeze units, behind one view."""
+
+    target: str
+    """Public view, as name or schema.name. Units are <target>_<unit>."""
+    unit: Unit = "week"
+    """What a run can clean at least, and a replay must start with: day, week, month or year."""
+    action: Literal["load", "drop", "freeze", "expose"] = "load"
+    """load a day; drop units; freeze units; expose: make the view anew, such as after altering tables."""
+    source: str = ""
+    """CSV file with a header, for load."""
+    date: str = ""
+    """Logical date of the file (2023-11-06), never the clock's, for load."""
+    columns: str = ""
+    """What stands between the parentheses of create table, keys included, for load."""
+    delimiter: str = ";"
+    """Between the columns of the file."""
+    clean: Literal["truncate", "drop"] = "truncate"
+    """truncate keeps the table's columns; drop makes it anew, after the view has left it out."""
+    units: list[str] = dataclasses.field(default_factory=list)
+    """Units to drop or to freeze, such as 2023_45."""
+    into: str = ""
+    """Name of the frozen units together: <target>_frozen_<into>."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_table_name(self.target)
+        loads = self.action == "load"
+        if loads != all((self.source, self.date, self.columns)):
+            raise WrongUse("source, date and columns belong to load, which needs them")
+        if bool(self.units) != (self.action in ("drop", "freeze")):
+            raise WrongUse("units belong to drop and freeze, which need them")
+        if (self.action == "freeze") != bool(self.into) or not re.fullmatch(r"\w*", self.into):
+            raise WrongUse(f"freeze needs into, a name of letters, digits and '_', got '{self.into}'")
+        if loads and self.day > self.today:
+            raise WrongUse(f"the day {self.date} is in the future: there is nothing to load yet")
+
+    @property
+    def day(self) -> dt.date:
+        """The logical date."""
+        try:
+            return dt.date.fromisoformat(self.date)
+        except ValueError:
+            raise WrongUse(f"a date is a day such as 2023-11-06, got '{self.date}'") from None
+
+    @property
+    def today(self) -> dt.date:
+        """The day of the run."""
+        return self.processing_time().date()
+
+    def name(self, suffix: str) -> str:
+        """Return the target's name with a suffix."""
+        return f"{self.target}{suffix}"
+
+    def table(self, suffix: str = "") -> sql.Identifier:
+        """Return the target's name with a suffix, quoted."""
+        return table_name(self.name(suffix))
+
+
+# --- loading a day: two steps, each a transaction of its own ---------------------------------------------
+
+
+def initialise(connection: Connection, params: Parameters) -> None:
+    """Leave the unit's table there and empty, and forget the loads of its days.
+
+    Raises:
+        DataRefused: the unit is frozen, or another hand made the table.
+    """
+    unit = unit_name(params.day, params.unit)
+    with connection.transaction():
+        place = _unit_table(connection, params, unit)
+        if place is not None and params.clean == "truncate":
+            execute(connection, "truncate table {}", place)
+        else:
+            if place is not None:
+                _forget_units(connection, params, [unit])
+                _drop_tables(connection, params, [unit])
+            _create(connection, params, unit)
+        execute(connection, "delete from {} where unit = {}", params.table("__loads"), sql.Literal(unit))
+
+
+def load(connection: Connection, params: Parameters) -> int:
+    """Append the day's file to the unit's table and note the day; return its rows.
+
+    Raises:
+        NotReady: there is no file.
+        DataRefused: the day is in the unit already, the unit is frozen or not there, or a line doesn't fit.
+    """
+    unit = unit_name(params.day, params.unit)
+    with connection.transaction():
+        if _unit_table(connection, params, unit) is None:
+            if _units(connection, params):
+                raise DataRefused(
+                    f"unit {unit} of {params.target} is not there: load it from its first day on"
+                )
+            _create(connection, params, unit)
+        try:
+            with connection.transaction():
+                execute(
+                    connection,
+                    "insert into {} (day, unit) values ({}, {})",
+                    params.table("__loads"),
+                    sql.Literal(params.day),
+                    sql.Literal(unit),
+                )
+        except psycopg.errors.UniqueViolation:
+            raise DataRefused(
+                f"{params.name(f'_{unit}')} holds {params.date} already, and loading it again would double its rows: "
+                "load the unit again from its first day on"
+            ) from None
+        return copy_csv(
+            connection,
+            params.source,
+            params.table(f"_{unit}"),
+            params.delimiter,
+            stays=params.name(f"_{unit}"),
+        )
+
+
+def _create(connection: Connection, params: Parameters, unit: str) -> None:
+    create_table(connection, params.table(f"_{unit}"), params.columns)
+    execute(
+        connection,
+        "insert into {} values ({}, {})",
+        params.table("__units"),
+        sql.Literal(unit),
+        sql.Literal(params.name(f"_{unit}")),
+    )
+    expose(connection, params)
+
+
+# --- units ----------------------------------------------------------------------------------------------
+
+
+def drop(connection: Connection, params: Parameters) -> None:
+    """Drop units and what they held; the view leaves them out first.
+
+    Raises:
+        WrongUse: a unit is not there.
+        DataRefused: it is frozen.
+    """
+    with connection.transaction():
+        _require_units(connection, params)
+        _forget_units(connection, params, params.units)
+        _drop_tables(connection, params, params.units)
+
+
+def freeze(connection: Connection, params: Parameters) -> None:
+    """Make one table of units that are over.
+
+    Raises:
+        WrongUse: a unit is not there or not over, or the frozen table is there already.
+        DataRefused: a unit is frozen already.
+    """
+    this_unit = unit_name(params.today, params.unit)
+    suffix = f"_frozen_{params.into}"
+    with connection.transaction():
+        _require_units(connection, params)
+        for unit in params.units:
+            if unit >= this_unit:
+                raise WrongUse(
+                    f"{unit} is not over yet, rows may still come: freeze units before {this_unit}"
+                )
+        if exists(connection, params.table(suffix)):
+            raise WrongUse(f"{params.name(suffix)} is there already")
+        rows = _union(connection, [params.table(f"_{unit}") for unit in params.units])
+        execute(connection, "create table {} as {}", params.table(suffix), rows)
+        execute(
+            connection,
+            "update {} set table_name = {} where unit = any({})",
+            params.table("__units"),
+            sql.Literal(params.name(suffix)),
+            sql.Literal(params.units),
+        )
+        expose(connection, params)
+        _drop_tables(connection, params, params.units)
+
+
+def expose(connection: Connection, params: Parameters) -> None:
+    """Make the view show each table once, by the names of its columns; NULL where a table lacks one."""
+    places = sorted(set(_units(connection, params).values()))
+    view = params.table()
+    if places:
+        replace_view(connection, view, _union(connection, [table_name(place) for place in places]))
+    elif exists(connection, view):
+        nothing = [(name, type_, sql.NULL) for name, type_ in columns(connection, view)]
+        replace_view(connection, view, sql.SQL("select {} where false").format(_typed(nothing)))
+
+
+def _union(connection: Connection, tables: Sequence[sql.Identifier]) -> sql.Composable:
+    found = [dict(columns(connection, table)) for table in tables]
+    types = {name: type_ for table in reversed(found) for name, type_ in table.items()}
+    selects = [
+        sql.SQL("select {} from {}").format(
+            _typed(
+                [(name, types[name], sql.Identifier(name) if name in has else sql.NULL) for name in types]
+            ),
+            table,
+        )
+        for table, has in zip(tables, found, strict=True)
+    ]
+    return sql.SQL(" union all ").join(selects)
+
+
+def _typed(expressions: Sequence[tuple[str, str, sql.Composable]]) -> sql.Composable:
+    return sql.SQL(", ").join(
+        sql.SQL("{}::" + type_ + " as {}").format(expression, sql.Identifier(name))
+        for name, type_, expression in expressions
+    )
+
+
+def _units(connection: Connection, params: Parameters) -> dict[str, str]:
+    """Return each unit and the table that holds it, locked for this transaction."""
+    query = sql.SQL("select unit, table_name from {} order by unit for update").format(
+        params.table("__units")
+    )
+    return dict(connection.execute(query).fetchall())
+
+
+def _unit_table(connection: Connection, params: Parameters, unit: str) -> sql.Identifier | None:
+    """Return the table of a unit; None if there is none yet.
+
+    Raises:
+        DataRefused: the unit is frozen, or another hand made a table of that name.
+    """
+    place, own = _units(connection, params).get(unit), params.name(f"_{unit}")
+    if place is None and exists(connection, params.table(f"_{unit}")):
+        raise DataRefused(f"{own} is there and was not made by this job: rename or drop it")
+    if place is not None and place != own:
+        raise DataRefused(f"{unit} is frozen in {place}: its rows do not change any more")
+    return None if place is None else params.table(f"_{unit}")
+
+
+def _require_units(connection: Connection, params: Parameters) -> None:
+    known = _units(connection, params)
+    for unit in params.units:
+        if unit not in known:
+            there = ", ".join(known) or "none"
+            raise WrongUse(f"{params.target} has no unit '{unit}'; it has: {there}")
+        _unit_table(connection, params, unit)
+
+
+def _forget_units(connection: Connection, params: Parameters, units: Sequence[str]) -> None:
+    for registry in ("__units", "__loads"):
+        execute(
+            connection,
+            "delete from {} where unit = any({})",
+            params.table(registry),
+            sql.Literal(list(units)),
+        )
+    expose(connection, params)
+
+
+def _drop_tables(connection: Connection, params: Parameters, units: Sequence[str]) -> None:
+    for unit in units:
+        execute(connection, "drop table {}", params.table(f"_{unit}"))
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
+    """Do the action and report it."""
+    report: dict[str, Any] = {"target": params.target, "action": params.action}
+    with reaching_postgres(), (connect or connect_by_environment)() as connection:
+        one_at_a_time(connection, params.table())
+        _create_registry(connection, params)
+        if params.action == "load":
+            branch = route(params.day, params.unit)
+            if branch == "initialise_unit":
+                if not Path(params.source).is_file():
+                    raise NotReady(f"there is no file {params.source}; nothing was cleaned")
+                initialise(connection, params)
+            report |= {"date": params.date, "unit": unit_name(params.day, params.unit), "branch": branch}
+            return report | {"rows": load(connection, params)}
+        if params.action == "expose":
+            with connection.transaction():
+                expose(connection, params)
+            return report
+        (drop if params.action == "drop" else freeze)(connection, params)
+        return report | {"units": params.units}
+
+
+def _create_registry(connection: Connection, params: Parameters) -> None:
+    execute(
+        connection,
+        "create table if not exists {} (unit text primary key, table_name text not null)",
+        params.table("__units"),
+    )
+    execute(
+        connection,
+        "create table if not exists {} (day date primary key, unit text not null)",
+        params.table("__loads"),
+    )
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

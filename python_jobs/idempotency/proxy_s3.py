@@ -1,0 +1,213 @@
+"""Proxy in an S3 store: the files of each load are locked, and one manifest names those that readers take.
+
+    python -m python_jobs.idempotency.proxy_s3 --source out/devices --bucket archive \\
+        --dataset devices --retain_days 3650
+
+Access comes from the AWS environment (AWS_ENDPOINT_URL, AWS_SHARED_CREDENTIALS_FILE …) and is in no command line.
+
+- ``load`` copies a folder's files to ``<dataset>/_versions/<yyyymmdd_hhmmss>/``, named after the run's start, under S3
+  Object Lock in compliance mode: until ``--retain_days`` are over nobody can delete them, root included. A later object
+  under the same key is another object version and hides nothing: the manifest names object versions. The version's
+  manifest, ``<dataset>/_manifests/<version>.json``, is written last and is locked too.
+- ``expose`` copies a version's manifest to ``<dataset>/_current.json``: one object, replaced as a whole. By default the
+  newest version's, with ``--version`` any: the way back. It can be retried alone.
+
+Guarantee: a load that died has no manifest and is no version. Readers (:func:`resolve`) see the former version or the
+new one, and get an error if a listed object is missing.
+
+Cost: the store keeps every load until its lock ends, whatever becomes of the contract for it.
+
+Source: Data Engineering Design Patterns, chapter 4, Proxy.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from python_jobs.shared.core.clock import utc_now
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.files.manifests import (
+    ListedFile,
+    Manifest,
+    newest_or,
+    require_version,
+    taken,
+    version_of,
+)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Lock a folder's files in an S3 store, and let readers find them."""
+
+    bucket: str
+    """Bucket with object lock enabled, which it must have been made with."""
+    dataset: str
+    """Prefix of the dataset's keys, without a slash at its end."""
+    source: str | None = None
+    """Local folder with the whole dataset; not for step expose."""
+    retain_days: int = 3650
+    """How long the objects can't be deleted."""
+    step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
+    """load: files and their manifest; expose: let readers find a version that was loaded before."""
+    version: str | None = None
+    """Version to expose (20240101_101500); by default the newest."""
+    started_at: str | None = None
+    """Start of the run (ISO 8601), which names the version and begins its retention; by default the clock's."""
+
+    def __post_init__(self) -> None:
+        require_at_least(1, retain_days=self.retain_days)
+        if not self.dataset.strip("/") or self.dataset != self.dataset.strip("/"):
+            raise WrongUse(f"dataset is a prefix such as archive/devices, got '{self.dataset}'")
+        if (self.source is None) != (self.step == "expose"):
+            raise WrongUse(f"source belongs to the steps that load; got step {self.step}")
+        require_version(self.version, self.step)
+
+    def folder(self, version: str) -> str:
+        """Return the prefix of a version's files."""
+        return f"{self.dataset}/_versions/{version}/"
+
+    def manifest(self, version: str) -> str:
+        """Return the key of a version's manifest."""
+        return f"{self.dataset}/_manifests/{version}.json"
+
+    @property
+    def current(self) -> str:
+        """The key of the manifest that readers take."""
+        return f"{self.dataset}/_current.json"
+
+
+def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
+    """Copy the files and then their manifest, each under lock.
+
+    Raises:
+        NotReady: the folder holds no file.
+        JobFailed: there is such a version; it stays as it is. Or the bucket has no object lock.
+    """
+    assert params.source is not None
+    root = Path(params.source)
+    files = sorted(
+        path for path in root.rglob("*") if path.is_file() and not path.name.startswith((".", "_"))
+    )
+    if not files:
+        raise NotReady(f"{params.source} holds no file; nothing was loaded")
+    version = version_of(started_at.isoformat())
+    lock = {
+        "ObjectLockMode": "COMPLIANCE",
+        "ObjectLockRetainUntilDate": started_at + dt.timedelta(days=params.retain_days),
+    }
+    if _keys(client, params, params.folder(version)) or _keys(client, params, params.manifest(version)):
+        raise taken(version, params.dataset)
+    listed = []
+    for file in files:
+        path, content = file.relative_to(root).as_posix(), file.read_bytes()
+        put = client.put_object(
+            Bucket=params.bucket,
+            Key=params.folder(version) + path,
+            Body=content,
+            ChecksumAlgorithm="SHA256",
+            **lock,
+        )
+        listed.append(ListedFile(path, len(content), put["VersionId"]))
+    manifest = Manifest(version, tuple(listed))
+    client.put_object(
+        Bucket=params.bucket,
+        Key=params.manifest(version),
+        Body=manifest.to_json().encode(),
+        ChecksumAlgorithm="SHA256",
+        **lock,
+    )
+    return manifest
+
+
+def expose(client: Any, params: Parameters) -> str:
+    """Let readers take a version, by default the newest, and return it.
+
+    Raises:
+        WrongUse: there is no such version.
+        JobFailed: one of its objects is missing.
+    """
+    prefix = f"{params.dataset}/_manifests/"
+    versions = [key.removeprefix(prefix).removesuffix(".json") for key in _keys(client, params, prefix)]
+    version = newest_or(params.version, versions, params.dataset)
+    text = _read(client, params, params.manifest(version))
+    _require_complete(client, params, Manifest.from_json(text, params.manifest(version)))
+    client.put_object(Bucket=params.bucket, Key=params.current, Body=text.encode())
+    return version
+
+
+def resolve(client: Any, params: Parameters) -> list[tuple[str, str]]:
+    """Return key and object version of each file that readers take now.
+
+    Raises:
+        NotReady: nothing was exposed yet.
+        JobFailed: a listed object is missing.
+    """
+    try:
+        text = _read(client, params, params.current)
+    except client.exceptions.NoSuchKey:
+        raise NotReady(f"{params.dataset} has no {params.current}: nothing was exposed yet") from None
+    manifest = Manifest.from_json(text, params.current)
+    _require_complete(client, params, manifest)
+    return [
+        (params.folder(manifest.version) + file.path, file.object_version or "null")
+        for file in manifest.files
+    ]
+
+
+def _require_complete(client: Any, params: Parameters, manifest: Manifest) -> None:
+    """Look for the object versions, not the newest ones of their keys."""
+    folder, listed = params.folder(manifest.version), {file.path: file for file in manifest.files}
+    sizes = {}
+    for page in client.get_paginator("list_object_versions").paginate(Bucket=params.bucket, Prefix=folder):
+        for found in page.get("Versions", []):
+            path = found["Key"].removeprefix(folder)
+            if path in listed and found["VersionId"] == listed[path].object_version:
+                sizes[path] = found["Size"]
+    manifest.require_complete(sizes, folder)
+
+
+def _keys(client: Any, params: Parameters, prefix: str) -> list[str]:
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=params.bucket, Prefix=prefix)
+    return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
+
+def _read(client: Any, params: Parameters, key: str) -> str:
+    return str(client.get_object(Bucket=params.bucket, Key=key)["Body"].read().decode())
+
+
+def run(params: Parameters, connect: Callable[[], Any] = lambda: boto3.client("s3")) -> dict[str, Any]:
+    """Load, expose, or both.
+
+    Raises:
+        DataRefused: the store denies it.
+        JobFailed: the store can't be reached.
+    """
+    report: dict[str, Any] = {"bucket": params.bucket, "dataset": params.dataset}
+    client = connect()
+    try:
+        if params.step != "expose":
+            started_at = parse_time(params.started_at) if params.started_at else utc_now()
+            manifest = load(client, params, started_at)
+            report |= {"version": manifest.version, "files": len(manifest.files)}
+        if params.step != "load":
+            report |= {"exposed_version": expose(client, params)}
+    except ClientError as failure:
+        error = failure.response["Error"]
+        raise DataRefused(f"the store refuses it: {error['Code']}, {error['Message']}") from None
+    except BotoCoreError as failure:
+        raise JobFailed(f"the store can't be reached: {failure}; run again") from None
+    return report
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

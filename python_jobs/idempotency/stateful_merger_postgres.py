@@ -1,0 +1,256 @@
+"""Stateful Merger with PostgreSQL as the target, which has no versions: raw increments are kept, and replayed from.
+
+    python -m python_jobs.idempotency.stateful_merger_postgres --source devices_2024-10-07.csv \\
+        --target devices --key '["id"]' \\
+        --is_deleted is_deleted --execution_time 2024-10-07
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+
+The table exists. Beside it the first run makes ``<target>_history`` (the rows of each increment with their execution
+time) and ``<target>_runs`` (execution times and counts, those of empty increments too). A run is one transaction:
+
+- a backfill is a run at or before a recorded time: ``>=``, because the rerun of the newest run must forget its former
+  increment as well. The increments from this time on are deleted, and the table is rebuilt from those before it: the
+  newest row of each key, unless that is a deletion;
+- the file is copied into the history and merged into the table.
+
+Guarantee: all of that or nothing, whatever dies; two runs of one target wait for each other; runs later than a backfill
+must follow in order (``to_replay``), and with ``--previous_execution_time`` a run that comes too early is refused.
+Readers see the table before the run or after it.
+
+Cost: the history grows with every increment and nothing deletes from it; a backfill sorts the history by key.
+
+Source: Data Engineering Design Patterns, chapter 4, Stateful Merger; its check (``>``) misses the newest run's rerun.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.postgres.clients import listed, reaching_postgres, require_table_name, table_name
+from python_jobs.shared.postgres.csv import copy_csv
+from python_jobs.shared.postgres.relations import Connection, columns, connect_by_environment, exists
+
+_STAGED = sql.Identifier("stateful_merger_increment")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Merge a CSV file into a table as it was before the run."""
+
+    source: str
+    """CSV file of the run's increment; its header names the target's columns in order, then is_deleted if given."""
+    target: str
+    """Table, as name or schema.name; it exists and has a primary or unique key over key."""
+    execution_time: str
+    """Logical time of the run (2024-10-07 or 2024-10-07T08), never the clock's."""
+    key: list[str]
+    """Columns that identify a row and never change."""
+    previous_execution_time: str | None = None
+    """Logical time of the run before; this run waits for it."""
+    is_deleted: str | None = None
+    """Boolean column of the file, not of the table, that marks a deletion; empty means no."""
+    sequence: list[str] = field(default_factory=list)
+    """Columns that order the changes of a key within one file."""
+    delimiter: str = ";"
+    """Between the columns of the file."""
+
+    def __post_init__(self) -> None:
+        require_table_name(self.target)
+        if not self.key:
+            raise WrongUse("key is empty; name the columns that identify a row")
+        if self.previous is not None and self.previous >= self.at:
+            raise WrongUse(
+                f"previous_execution_time {self.previous_execution_time} is not before {self.execution_time}"
+            )
+
+    @property
+    def at(self) -> dt.datetime:
+        """The run's logical time."""
+        return parse_time(self.execution_time)
+
+    @property
+    def previous(self) -> dt.datetime | None:
+        """The logical time of the run before, if it was given."""
+        return None if self.previous_execution_time is None else parse_time(self.previous_execution_time)
+
+    def table(self, suffix: str = "") -> sql.Identifier:
+        """Return the target's name with a suffix, quoted."""
+        return table_name(f"{self.target}{suffix}")
+
+
+class Run:
+    """One run inside a transaction."""
+
+    def __init__(self, connection: Connection, params: Parameters) -> None:
+        """Lock the target among runs, and make the tables beside it if they are absent.
+
+        Raises:
+            NotReady: there is no target.
+            WrongUse: a column is not there.
+        """
+        self._connection, self._params = connection, params
+        if not exists(connection, params.table()):
+            raise NotReady(f"there is no table {params.target}")
+        connection.execute(
+            "select pg_advisory_xact_lock(hashtext(%s))", [params.table().as_string(connection)]
+        )
+        self._columns = [name for name, _ in columns(connection, params.table())]
+        for name in (*params.key, *params.sequence):
+            if name not in self._columns:
+                raise WrongUse(f"{params.target} has no column {name}; it has {', '.join(self._columns)}")
+        self._names = {
+            "target": params.table(),
+            "history": params.table("_history"),
+            "runs": params.table("_runs"),
+            "staged": _STAGED,
+            "columns": listed(self._columns),
+            "key": listed(params.key),
+            "deleted": sql.Identifier(params.is_deleted) if params.is_deleted else sql.SQL("false"),
+            "at": sql.Literal(params.at),
+        }
+        self._make_tables()
+
+    def recorded(self) -> list[dt.datetime]:
+        """Return the execution times of all runs, in order."""
+        return [time for (time,) in self._execute("select execution_time from {runs} order by 1").fetchall()]
+
+    def restore(self) -> str:
+        """Make the table what it was before this run: 'keep' if it is, else 'rebuild'."""
+        if not any(time >= self._params.at for time in self.recorded()):
+            return "keep"
+        self._execute("delete from {history} where execution_time >= {at}")
+        self._execute("delete from {runs} where execution_time >= {at}")
+        self._execute("delete from {target}")
+        self._execute(
+            "insert into {target} ({columns}) select {columns} from ({latest}) as latest where not is_deleted",
+            latest=self._latest("select * from {history}", ["execution_time", *self._params.sequence]),
+        )
+        return "rebuild"
+
+    def merge(self) -> dict[str, int]:
+        """Copy the file into the history and merge it into the table.
+
+        Raises:
+            NotReady: there is no file.
+            DataRefused: a line, a key or a NULL doesn't fit.
+        """
+        read = copy_csv(
+            self._connection, self._params.source, _STAGED, self._params.delimiter, stays=self._params.target
+        )
+        if self._params.is_deleted:
+            self._execute("update {staged} set {deleted} = false where {deleted} is null")
+        self._execute(
+            "insert into {history} ({columns}, is_deleted, execution_time) "
+            "select {columns}, {deleted}, {at} from {staged}"
+        )
+        merged = self._execute(
+            "merge into {target} as t using ({latest}) as s on {same} "
+            "when matched and s.is_deleted then delete "
+            "when matched then update set {updates} "
+            "when not matched and not s.is_deleted then insert ({columns}) values ({values})",
+            latest=self._latest(
+                "select {columns}, {deleted} as is_deleted from {staged}", self._params.sequence
+            ),
+            same=sql.SQL(" and ").join(_equal("t", "s", name) for name in self._params.key),
+            updates=sql.SQL(", ").join(
+                sql.SQL("{} = {}").format(sql.Identifier(name), sql.Identifier("s", name))
+                for name in self._columns
+            ),
+            values=listed(self._columns, "s"),
+        ).rowcount
+        self._execute(
+            "insert into {runs} (execution_time, rows_read) values ({at}, {read})", read=sql.Literal(read)
+        )
+        return {"rows": read, "changed": merged}
+
+    def _make_tables(self) -> None:
+        if not exists(self._connection, self._params.table("_history")):
+            # Columns from the target: a second list of them would drift. A deletion may bring its key alone.
+            self._execute("create table {history} (like {target}, is_deleted boolean not null, "
+                          "execution_time timestamptz not null)")  # fmt: skip
+            self._execute("create index on {history} (execution_time)")
+            for name in self._columns:
+                if name not in self._params.key:
+                    self._execute(
+                        "alter table {history} alter {name} drop not null", name=sql.Identifier(name)
+                    )
+            self._execute(
+                "create table {runs} (execution_time timestamptz primary key, rows_read bigint not null)"
+            )
+        kept = [name for name, _ in columns(self._connection, self._params.table("_history"))]
+        if kept != [*self._columns, "is_deleted", "execution_time"]:
+            raise DataRefused(
+                f"{self._params.target} has the columns {', '.join(self._columns)} by now, its history "
+                f"{', '.join(kept[:-2])}; alter {self._params.target}_history as you altered the table"
+            )
+        self._execute("create temporary table {staged} (like {history}) on commit drop")
+        for name in ("is_deleted", "execution_time"):
+            self._execute("alter table {staged} drop {name}", name=sql.Identifier(name))
+        if self._params.is_deleted:
+            self._execute("alter table {staged} add {deleted} boolean")
+
+    def _latest(self, rows: str, order: Sequence[str]) -> sql.Composed:
+        """Return the query of each key's newest row; ties are broken by all columns, a deletion first."""
+        descending = [
+            sql.SQL("{} desc nulls last").format(sql.Identifier(name))
+            for name in (*order, "is_deleted", *self._columns)
+        ]
+        query = f"select distinct on ({{key}}) * from ({rows}) as rows order by {{key}}, {{descending}}"
+        return sql.SQL(query).format(**self._names, descending=sql.SQL(", ").join(descending))
+
+    def _execute(self, statement: str, **names: sql.Composable) -> psycopg.Cursor[Any]:
+        """Run a statement on the run's tables."""
+        return self._connection.execute(sql.SQL(statement).format(**self._names, **names))
+
+
+def _equal(left: str, right: str, name: str) -> sql.Composed:
+    return sql.SQL("{} = {}").format(sql.Identifier(left, name), sql.Identifier(right, name))
+
+
+def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
+    """Do the run in one transaction and report it.
+
+    Raises:
+        NotReady: the run before has not been, or there is no file or no table.
+        DataRefused: the file doesn't fit.
+        JobFailed: PostgreSQL went away or can't be reached.
+    """
+    try:
+        with (
+            reaching_postgres(),
+            (connect or connect_by_environment)() as connection,
+            connection.transaction(),
+        ):
+            one = Run(connection, params)
+            recorded = one.recorded()
+            earlier = [time for time in recorded if time < params.at]
+            if earlier and params.previous is not None and params.previous != earlier[-1]:
+                raise NotReady(
+                    f"the newest run before {params.execution_time} is that of {earlier[-1]:%FT%T}, "
+                    f"not of {params.previous:%FT%T}"
+                )
+            return {
+                "target": params.target,
+                "execution_time": f"{params.at:%FT%T}",
+                "base": one.restore(),
+                **one.merge(),
+                "to_replay": [f"{time:%FT%T}" for time in recorded if time > params.at],
+            }
+    except psycopg.IntegrityError as failure:
+        raise DataRefused(
+            f"{params.source} was not merged: {failure.diag.message_primary}; {params.target} stays as it is"
+        ) from None
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

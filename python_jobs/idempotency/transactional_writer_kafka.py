@@ -1,0 +1,83 @@
+"""Transactional Writer, Kafka: reduce the JSON records of a topic to some fields, in transactions with their position.
+
+    python -m python_jobs.idempotency.transactional_writer_kafka --source_topic visits \\
+        --source_bootstrap_servers localhost:9092 \\
+        --target_topic reduced_visits --target_bootstrap_servers localhost:9092 \\
+        --fields '{visit_id: visit_id, at: event_time}'
+
+Guarantee: the records of a transaction and the position behind them are committed together. Consumers with
+``isolation.level=read_committed`` see each record once, and none of a transaction that was given up; others see the
+latter as well, until they are told. A successor has the same ``transactional.id`` and fences off a predecessor that
+still lives.
+
+A record that is no JSON object, or lacks a field, ends the program (exit code 3) with its topic, partition and offset;
+the transaction is given up, so nothing of it is published. It comes again at each start: correct the producer, or take
+such records out before (Dead-Letter). A tombstone (value NULL) is passed on.
+
+A transaction stays open for ``--commit_seconds``, and the broker gives it up 60 seconds later: an open transaction
+can't outlive its own commit. The limits of
+:mod:`python_jobs.ingestion.passthrough_replicator_kafka`, whose clients and loop these are, hold here too.
+
+Spark has no transactional Kafka sink: each task's producer sends on its own, so a task that is tried again sends again.
+
+Source: Data Engineering Design Patterns, chapter 4, Transactional Writer; the guide's ``pat-exactly-once`` (route 1).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from confluent_kafka import Message
+
+from python_jobs.ingestion import passthrough_replicator_kafka as topic_replicator
+from python_jobs.ingestion.passthrough_replicator_kafka import Replicator, run_until_stopped
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, WrongUse
+
+
+@dataclass(frozen=True)
+class Parameters(topic_replicator.Parameters):
+    """Reduce the JSON records of a Kafka topic to some fields, exactly once."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    """Field of the new record to the field of the source's that it takes, in order."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.fields:
+            raise WrongUse("fields names no field; it takes one or more, {new name: name in the source}")
+
+
+class Reducer(Replicator):
+    """One run."""
+
+    role = "transactional_producer"
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._fields = parameters.fields
+        super().__init__(parameters)
+
+    def value(self, message: Message) -> bytes | None:
+        """Return the reduced record.
+
+        Raises:
+            DataRefused: it can't be reduced.
+        """
+        payload = message.value()
+        if payload is None:
+            return None
+        try:
+            record = json.loads(payload)
+            reduced = {name: record[source] for name, source in self._fields.items()}
+        except (ValueError, KeyError, TypeError) as failure:
+            raise DataRefused(
+                f"{message.topic()}/{message.partition()} offset {message.offset()} is no JSON object with "
+                f"{', '.join(self._fields.values())} ({type(failure).__name__}): nothing of its transaction was "
+                "published"
+            ) from None
+        return json.dumps(reduced, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+if __name__ == "__main__":
+    run_program(Parameters, lambda parameters: run_until_stopped(Reducer(parameters)))

@@ -1,0 +1,171 @@
+"""Transactional Writer, PostgreSQL: several files into one table, merged by key, with one commit for all of them.
+
+    python -m python_jobs.idempotency.transactional_writer_postgres \\
+        --files '[devices_1.csv, devices_2.csv]' --target devices \\
+        --key '[type, version]' --run 2024-11-20
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+
+Guarantee: readers see nothing of a run before its commit and all of it afterwards. A line that doesn't fit the table
+leaves nothing of any file. The run is entered in ``<target>__runs`` by the same commit: a rerun with the same files
+does nothing, one with corrected files merges them; rows are merged, so a backfill adds none twice. Of two processes
+with the same run the second waits for the first, and then has nothing to do.
+
+Each file goes into a temporary table like the target, so that its lines are checked by the target's own types. Of
+several lines of one key the last one of the last file counts.
+
+Cost: every row is written twice, and the target's touched rows stay locked until the commit.
+
+Source: Data Engineering Design Patterns, chapter 4, Transactional Writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from python_jobs.idempotency.inbox import Inbox
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.postgres.clients import listed, reaching_postgres, table_name
+from python_jobs.shared.postgres.csv import copy_csv
+from python_jobs.shared.postgres.relations import Connection, columns, connect_by_environment, execute, exists
+
+_LINE = "transactional_writer_line"
+
+
+@dataclass(frozen=True)
+class Parameters(Clocked):
+    """Merge CSV files into a table in one transaction."""
+
+    files: list[str]
+    """CSV files with a header, in the order in which they count."""
+    target: str
+    """Table with a unique key, as name or schema.name; it must exist."""
+    key: list[str]
+    """Columns of that key."""
+    run: str
+    """Logical time of the run (2024-11-20), never the clock's."""
+    delimiter: str = ";"
+    """Between the columns of the files."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.files or not self.key:
+            raise WrongUse(f"files and key take one name or more, got {self.files} and {self.key}")
+        parse_time(self.run)
+
+    @property
+    def table(self) -> sql.Identifier:
+        """The target's name, quoted."""
+        return table_name(self.target)
+
+
+def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_environment) -> dict[str, Any]:
+    """Merge all files or none.
+
+    Raises:
+        NotReady: a file or the target isn't there.
+        DataRefused: a line doesn't fit the target; nothing was written.
+        WrongUse: the target has no such column, or no such unique key.
+    """
+    now = parameters.processing_time()
+    message = f"{parameters.run}/{_content_of(parameters.files)}"
+    report: dict[str, Any] = {"target": parameters.target, "run": parameters.run, "rows": {}}
+    with reaching_postgres(), connect() as connection:
+        if not exists(connection, parameters.table):
+            raise NotReady(f"there is no table {parameters.target}; nothing was written")
+        _require_columns(connection, parameters)
+
+        def merge_all() -> None:
+            report["rows"] = {file: _merge(connection, parameters, file) for file in parameters.files}
+
+        written = Inbox(connection, f"{parameters.target}__runs").once(message, merge_all, now)
+    return report | {"already": not written}
+
+
+def _content_of(files: list[str]) -> str:
+    """Return a hash of the files' content, whatever they are called."""
+    digest = hashlib.sha256()
+    for file in files:
+        path = Path(file)
+        if not path.is_file():
+            raise NotReady(f"there is no file {file}; nothing was written")
+        with path.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _require_columns(connection: Connection, parameters: Parameters) -> None:
+    names = [name for name, _ in columns(connection, parameters.table)]
+    absent = [name for name in parameters.key if name not in names]
+    if absent:
+        raise WrongUse(f"{parameters.target} has no column {', '.join(absent)}; it has {', '.join(names)}")
+
+
+def _merge(connection: Connection, parameters: Parameters, file: str) -> int:
+    """Copy one file beside the target and merge it; return the rows that it inserted or changed."""
+    beside = sql.Identifier("transactional_writer_file")
+    try:
+        execute(
+            connection,
+            "create temporary table {} (like {} including defaults) on commit drop",
+            beside,
+            parameters.table,
+        )
+        copy_csv(connection, file, beside, parameters.delimiter, stays=parameters.target)
+        # The order of the lines; after COPY, which fills all columns that there are.
+        execute(connection, "alter table {} add column {} bigserial", beside, sql.Identifier(_LINE))
+        merged = connection.execute(_upsert(connection, parameters, beside)).rowcount
+        execute(connection, "drop table {}", beside)
+        return merged
+    except psycopg.IntegrityError as failure:
+        raise DataRefused(
+            f"{file} was not merged: {failure.diag.message_primary}; {parameters.target} stays as it is"
+        ) from None
+    except psycopg.errors.InvalidColumnReference:
+        raise WrongUse(
+            f"{parameters.target} has no unique key of exactly {', '.join(parameters.key)}; nothing was written"
+        ) from None
+
+
+def _upsert(connection: Connection, parameters: Parameters, beside: sql.Identifier) -> sql.Composed:
+    names = [name for name, _ in columns(connection, parameters.table)]
+    values = [name for name in names if name not in parameters.key]
+    key = listed(parameters.key)
+    if values:
+        changed: sql.Composable = sql.SQL(
+            "do update set ({}) = row({}) where ({}) is distinct from ({})"
+        ).format(
+            listed(values),
+            listed(values, "excluded"),
+            listed(values, "stored"),
+            listed(values, "excluded"),
+        )
+    else:
+        changed = sql.SQL("do nothing")
+    return sql.SQL(
+        "insert into {} as stored ({}) select distinct on ({}) {} from {} order by {}, {} desc on conflict ({}) {}"
+    ).format(
+        parameters.table,
+        listed(names),
+        key,
+        listed(names),
+        beside,
+        key,
+        sql.Identifier(_LINE),
+        key,
+        changed,
+    )
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

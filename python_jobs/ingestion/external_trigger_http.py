@@ -1,0 +1,543 @@
+"""External Trigger: a notification starts the workloads that subscribed to it, each once.
+
+    python -m python_jobs.ingestion.external_trigger_http --config conf/jobs/external_trigger_visits.yml
+
+Notifications come to ``POST /events`` (push: nothing polls, a quiet bus costs nothing) and, if the configuration names
+a topic, from Kafka (pull: a consumer waits at the broker). Each envelope is written to the run registry before it is
+acknowledged; then its runs are started, at most ``max_active_runs`` of a workload at a time, by threads that end when
+nothing is queued. A run is a local command (``spark-submit``, ``dbt build``) or a DAG's run in Airflow.
+
+What can't be read, and what has failed for good, waits as a dead letter: ``GET /dead-letters``, and
+``POST /dead-letters/<id>/replay`` makes exactly one run of it.
+
+Source: Data Engineering Design Patterns, chapter 2, External Trigger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import re
+import signal
+import string
+import subprocess
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import filelock
+import flask
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from tenacity.nap import sleep_using_event
+from waitress.server import create_server
+
+from python_jobs.ingestion.airflow_client import Airflow, TriggerFailed
+from python_jobs.ingestion.run_registry import Run, RunRegistry
+from python_jobs.ingestion.trigger_events import PLACEHOLDERS, Event, Filter, read_envelope
+from python_jobs.shared.core.clock import utc_now
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
+from python_jobs.shared.core.yaml_files import read_yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME = "external_trigger"
+REGISTRY_FILE = "runs.sqlite"
+MAX_ENVELOPE_BYTES = 1_000_000
+KAFKA_ANSWER_SECONDS = 10
+
+_OF_THE_RUN = frozenset({"run_id", "conf_file"})
+
+log = logging.getLogger(NAME)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What an event starts, and which events."""
+
+    name: str
+    """Name, part of its runs' ids."""
+    when: Filter = field(default_factory=Filter)
+    """Which events start it."""
+    command: list[str] | None = None
+    """A local command; {bucket}, {file_to_load}, {partition_from}, {partition_to}, {run_id} and {conf_file} stand for
+    the event's values, $NAME for environment variables."""
+    airflow: Airflow | None = None
+    """In place of a command: a DAG."""
+    max_active_runs: int = 5
+    """Most runs at a time."""
+    attempts: int = 3
+    """Tries of a run before it is a dead letter."""
+    retry_seconds: float = 10
+    """Wait before the second try, ± 10 %; doubled before each further one, up to ten minutes."""
+    timeout_seconds: float = 3600
+    """A command that runs longer is ended and has failed."""
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.airflow is None):
+            raise WrongUse(f"workload {self.name} needs either command or airflow")
+        limits = {"max_active_runs": self.max_active_runs, "attempts": self.attempts}
+        require_at_least(1, **{f"{name} of workload {self.name}": limit for name, limit in limits.items()})
+        for literal, name in _pieces(self.command or []):
+            if name not in {"", *PLACEHOLDERS, *_OF_THE_RUN}:
+                raise WrongUse(
+                    f"the command of workload {self.name} names {{{name}}}; allowed are "
+                    f"{', '.join(sorted(PLACEHOLDERS | _OF_THE_RUN))}"
+                )
+            if unset := re.search(r"\$[A-Za-z_]\w*", os.path.expandvars(literal)):
+                raise WrongUse(f"the command of workload {self.name} names {unset[0]}, which is not set")
+
+    def run_id(self, event: Event) -> str:
+        """Return the name of its run for an event."""
+        return f"External-{self.name}-{event.id}"
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """A topic whose messages are envelopes."""
+
+    bootstrap_servers: str
+    """Brokers; $NAME stands for an environment variable."""
+    topic: str
+    """Topic."""
+    group: str = NAME
+    """Consumer group, whose committed offsets say what has been taken over."""
+    settings_file: str | None = None
+    """YAML file with further settings of librdkafka, such as those of TLS and SASL."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Start workloads when events say that there is something to load."""
+
+    registry: str
+    """Folder of the run registry and of the runs' logs; one trigger at a time works on it."""
+    workloads: list[Workload]
+    """What events start."""
+    kafka: Kafka | None = None
+    """A topic to read envelopes from, beside HTTP."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8123
+    """Port to listen on; 0 takes a free one."""
+    token_env: str | None = None
+    """Environment variable with the bearer token that every request must carry; none by default."""
+
+    def __post_init__(self) -> None:
+        names = [workload.name for workload in self.workloads]
+        if not names or len(set(names)) < len(names):
+            raise WrongUse(f"workloads must have names of their own, got {names}")
+        if self.token_env is not None and not os.environ.get(self.token_env):
+            raise WrongUse(f"environment variable {self.token_env}, which token_env names, is not set")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one envelope."""
+
+    triggered: list[str]
+    """Ids of the runs that are new."""
+    known: list[str]
+    """Ids of the runs that an earlier delivery has started."""
+    ignored: int
+    """Events that no workload wants."""
+    dead_letters: list[str]
+    """Ids of what can't be read."""
+
+
+# --- the handler ----------------------------------------------------------------------------------------
+
+
+class Trigger:
+    """Takes envelopes over, and runs what they start."""
+
+    def __init__(self, parameters: Parameters, registry: RunRegistry) -> None:
+        self.workloads = {workload.name: workload for workload in parameters.workloads}
+        self.registry = registry
+        self._folder = Path(parameters.registry).absolute() / "runs"
+        self._stopping = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def handle(self, body: bytes, now: str | None = None, replaces: str | None = None) -> Outcome:
+        """Take one envelope over; when this returns, nothing of it can get lost.
+
+        Args:
+            body: the envelope as it came.
+            now: processing time, ISO 8601; default: the clock.
+            replaces: id of the dead letter that this is a replay of.
+        """
+        now = now or utc_now().isoformat()
+        events, poisons = read_envelope(body)
+        request_id = str(uuid.uuid4())
+        runs, ignored = [], 0
+        for event in events:
+            wanted = [workload for workload in self.workloads.values() if workload.when.accepts(event)]
+            runs += [Run(w.run_id(event), w.name, _conf(event, body, now, request_id)) for w in wanted]
+            if not wanted:
+                ignored += 1
+                log.info("ignored %s of %s in %s: no workload wants it", event.type, event.key, event.bucket)
+        new = self.registry.accept(runs, poisons, now, replaces)
+        for poison in poisons:
+            log.warning("dead letter %s: %s", poison.id, poison.error)
+        self.wake()
+        known = [run.run_id for run in runs if run.run_id not in new]
+        return Outcome(new, known, ignored, [poison.id for poison in poisons])
+
+    def replay(self, dead_letter: str) -> list[str]:
+        """Run a dead letter again; return its runs, none if it has been replayed before or isn't known.
+
+        Raises:
+            JobFailed: it still can't be read.
+        """
+        poison = self.registry.poison(dead_letter)
+        if poison is None:
+            replayed = self.registry.replay(dead_letter)
+            self.wake()
+            return [dead_letter] if replayed else []
+        _, unread = read_envelope(poison.body)
+        if unread:
+            raise JobFailed(f"dead letter {dead_letter} still can't be read: {unread[0].error}")
+        return self.handle(poison.body, replaces=dead_letter).triggered
+
+    def wake(self) -> None:
+        """Start a thread for each queued run that the limits allow."""
+        limits = {name: workload.max_active_runs for name, workload in self.workloads.items()}
+        while not self._stopping.is_set() and (run := self.registry.claim(limits)):
+            thread = threading.Thread(target=self._work, args=(run,), name=run.run_id)
+            with self._lock:
+                self._threads.add(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """End what runs; it is queued again for the next start."""
+        self._stopping.set()
+        with self._lock:
+            threads, children = list(self._threads), list(self._children.values())
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+
+    def active(self) -> int:
+        """Return how many runs are being worked on."""
+        with self._lock:
+            return len(self._threads)
+
+    def _work(self, run: Run) -> None:
+        error = None
+        try:
+            self._run(run)
+        except TriggerFailed as failure:
+            error = str(failure)
+        except Exception as failure:  # whatever it is, the event must not get lost
+            error = f"{type(failure).__name__}: {failure}"
+        if self._stopping.is_set() and error is not None:
+            self.registry.requeue(run.run_id)
+        else:
+            self.registry.finish(run.run_id, utc_now().isoformat(), error)
+            log.info("%s: %s", run.run_id, error or "succeeded")
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+        self.wake()
+
+    def _run(self, run: Run) -> None:
+        workload = self.workloads[run.workload]
+        retrier = Retrier(
+            RetryPolicy(
+                attempts=workload.attempts,
+                base_seconds=workload.retry_seconds,
+                cap_seconds=max(600, workload.retry_seconds),
+                jitter="tenth",
+                attempt_seconds=workload.timeout_seconds,
+                total_seconds=math.inf,
+            ),
+            classifier=_failure_of,
+            sleep=sleep_using_event(self._stopping),
+        )
+
+        def attempt(timeout: float) -> None:
+            if self._stopping.is_set():
+                raise TriggerFailed("the trigger is being stopped", transient=False)
+            self.registry.attempted(run.run_id)
+            if workload.airflow is not None:
+                workload.airflow.trigger(run.run_id, json.loads(run.conf))
+            else:
+                self._execute(workload, run, timeout)
+
+        # What an event starts must be safe to run again: the trigger itself may die at any point.
+        retrier.call(attempt, idempotent=True)
+
+    def _execute(self, workload: Workload, run: Run, timeout: float) -> None:
+        """Run the command; its output goes to a file of the run."""
+        folder = self._folder / run.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        conf_file, output = folder / "conf.json", folder / "output.log"
+        conf_file.write_text(run.conf, encoding="utf-8")
+        command = command_of(workload, run, conf_file)
+        # The child inherits the lock: if this process dies, the next one waits for the child before it runs again.
+        with self._exclusive(folder / "lock") as lock, output.open("ab") as stream:
+            child = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+                start_new_session=True, pass_fds=[lock],
+            )  # fmt: skip
+            with self._lock:
+                self._children[run.run_id] = child
+            try:
+                code = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                raise TriggerFailed(f"ended after {timeout:g} s", transient=True) from None
+            finally:
+                with self._lock:
+                    del self._children[run.run_id]
+        if code != 0:
+            # The jobs' contract: 2 is wrong use and 3 refused data, which no further try mends.
+            raise TriggerFailed(f"exit code {code}: {_last_line(output)}", transient=code not in (2, 3))
+
+    @contextlib.contextmanager
+    def _exclusive(self, path: Path) -> Iterator[int]:
+        """Hold a lock that lasts as long as anyone has its file open, children included."""
+        with path.open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:  # a child of a process that died is still at it
+                    if self._stopping.wait(0.2):
+                        raise TriggerFailed("the trigger is being stopped", transient=False) from None
+            yield file.fileno()
+
+
+def _failure_of(error: BaseException) -> Failure:
+    transient = isinstance(error, TriggerFailed) and error.transient
+    return Failure.AMBIGUOUS if transient else Failure.PERMANENT
+
+
+def command_of(workload: Workload, run: Run, conf_file: Path) -> list[str]:
+    """Return a run's command with the values of its event.
+
+    Raises:
+        TriggerFailed: the event has not what the command names.
+    """
+    conf = json.loads(run.conf)
+    values = conf["values"] | {"run_id": run.run_id, "conf_file": str(conf_file)}
+    try:
+        # Only what the configuration says is expanded, never what an event says.
+        return [
+            "".join(
+                os.path.expandvars(literal) + (values[name] if name else "")
+                for literal, name in _pieces([part])
+            )
+            for part in workload.command or []
+        ]
+    except KeyError as missing:
+        raise TriggerFailed(
+            f"the command names {{{missing.args[0]}}}, which {conf['file_to_load']} in {conf['bucket']} doesn't tell",
+            transient=False,
+        ) from None
+
+
+def _pieces(command: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each text of a command with the name in braces that follows it; none is an empty one."""
+    for part in command:
+        for literal, name, _, _ in string.Formatter().parse(part):
+            yield literal, name or ""
+
+
+def _conf(event: Event, body: bytes, now: str, request_id: str) -> str:
+    """Return the context of a run as JSON: who triggered it, by what, when."""
+    return json.dumps(
+        {
+            "event": body.decode("utf-8", errors="replace"),
+            "trigger": {
+                "function_name": NAME,
+                "function_version": importlib.metadata.version("lakehouse-patterns"),
+                "request_id": request_id,
+            },
+            "event_type": event.type,
+            "bucket": event.bucket,
+            "file_to_load": event.key,
+            "event_time": event.time,
+            "processing_time": now,
+            "values": event.values(),
+        }
+    )
+
+
+def _last_line(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4000))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "no output")
+
+
+# --- where envelopes come from --------------------------------------------------------------------------
+
+
+def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
+    """Return the HTTP form: envelopes in, dead letters out and again in."""
+    app = flask.Flask(NAME)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_ENVELOPE_BYTES
+
+    @app.before_request
+    def authorize() -> None:
+        given = flask.request.headers.get("Authorization", "")
+        if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            flask.abort(401)
+
+    @app.post("/events")
+    def events() -> tuple[flask.Response, int]:
+        # 202 for a malformed envelope too: it is kept here, a redelivery would change nothing.
+        return flask.jsonify(vars(trigger.handle(flask.request.get_data()))), 202
+
+    @app.get("/runs")
+    def runs() -> flask.Response:
+        return flask.jsonify(trigger.registry.runs())
+
+    @app.get("/dead-letters")
+    def dead_letters() -> flask.Response:
+        return flask.jsonify([vars(letter) for letter in trigger.registry.dead_letters()])
+
+    @app.post("/dead-letters/<dead_letter>/replay")
+    def replay(dead_letter: str) -> tuple[flask.Response, int]:
+        try:
+            return flask.jsonify(triggered=trigger.replay(dead_letter)), 202
+        except JobFailed as failure:
+            return flask.jsonify(error=str(failure)), 422
+
+    return app
+
+
+def consumer_of(kafka: Kafka) -> Consumer:
+    """Return a consumer of an existing topic that commits nothing by itself.
+
+    Raises:
+        NotReady: the brokers don't answer.
+        WrongUse: there is no such topic.
+    """
+    settings = {} if kafka.settings_file is None else read_yaml(kafka.settings_file, "settings file")
+    consumer = Consumer(
+        {"auto.offset.reset": "earliest", "log_level": 0}
+        | settings
+        | {
+            "bootstrap.servers": os.path.expandvars(kafka.bootstrap_servers),
+            "group.id": kafka.group,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        topic = consumer.list_topics(kafka.topic, timeout=KAFKA_ANSWER_SECONDS).topics[kafka.topic]
+    except KafkaException as failure:
+        consumer.close()
+        raise NotReady(f"Kafka doesn't answer: {failure.args[0].str()}") from None
+    if topic.error is not None:
+        consumer.close()
+        raise WrongUse(f"topic '{kafka.topic}' can't be read: {topic.error.str()}")
+    consumer.subscribe([kafka.topic])
+    return consumer
+
+
+def consume(consumer: Consumer, trigger: Trigger, stopping: threading.Event) -> None:
+    """Take messages over until ``stopping``; an offset is committed after its envelope is in the registry."""
+    try:
+        while not stopping.is_set():
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                if error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise JobFailed(f"Kafka: {error.str()}")
+                log.warning("Kafka: %s", error.str())  # librdkafka connects again by itself
+                continue
+            trigger.handle(message.value() or b"")
+            consumer.commit(message=message, asynchronous=False)
+    finally:
+        consumer.close()
+
+
+# --- the process ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running_trigger(parameters: Parameters) -> Iterator[Trigger]:
+    """Open the registry, take up what an earlier process left, and stop cleanly at the end.
+
+    Raises:
+        JobFailed: another process works on this registry.
+    """
+    folder = Path(parameters.registry).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        only_one = filelock.FileLock(folder / "trigger.lock", timeout=0)
+        only_one.acquire()
+    except filelock.Timeout:
+        raise JobFailed(f"another trigger works on {folder}; give this one a registry of its own") from None
+    registry = RunRegistry(folder / REGISTRY_FILE)
+    trigger = Trigger(parameters, registry)
+    try:
+        registry.requeue_running()
+        trigger.wake()
+        yield trigger
+    finally:
+        trigger.stop()
+        registry.close()
+        only_one.release()
+
+
+def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: None) -> None:
+    """Handle events until a signal; ``ready`` is called with the port when they may come."""
+    stopping = threading.Event()
+    failures: list[JobFailed | KafkaException] = []
+    with running_trigger(parameters) as trigger, contextlib.ExitStack() as stack:
+        token = os.environ[parameters.token_env] if parameters.token_env else None
+        server = create_server(create_app(trigger, token), host=parameters.host, port=parameters.port)
+        if parameters.kafka is not None:
+            consumer = consumer_of(parameters.kafka)
+
+            def consume_or_end() -> None:
+                try:
+                    consume(consumer, trigger, stopping)
+                except (JobFailed, KafkaException) as failure:
+                    failures.append(failure)
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            thread = threading.Thread(target=consume_or_end, name="kafka")
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(stopping.set)
+        stack.callback(server.close)
+        ready(server.effective_port)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run()
+    if failures:
+        raise JobFailed(str(failures[0]))
+
+
+def run(parameters: Parameters) -> dict[str, object]:
+    """Serve until a signal; return how many runs are in each state."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    serve(parameters, lambda port: print(f"http://{parameters.host}:{port}", flush=True))
+    registry = RunRegistry(Path(parameters.registry) / REGISTRY_FILE)
+    try:
+        return {"runs": Counter(str(entry["status"]) for entry in registry.runs())}
+    finally:
+        registry.close()
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

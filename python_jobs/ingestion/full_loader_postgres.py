@@ -1,0 +1,235 @@
+"""Full Loader with PostgreSQL as the target: COPY into a table beside, then the public view swapped in one transaction.
+
+    python -m python_jobs.ingestion.full_loader_postgres --source devices.csv --target devices --version 2024-01-01 \\
+        --columns "type varchar(15) not null, full_name varchar(50) not null, version varchar(40) not null, \\
+                   primary key (full_name, version)"
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+
+The view is never dropped before its successor exists, not even for a moment:
+
+- ``load`` copies the file into ``<target>_<yyyymmdd>__loaded`` in one transaction of its own: a bad line, a repeated
+  key or a NULL leaves nothing behind, and no reader waits for it.
+- ``expose`` gives that table the version's name and makes the view show it, in one transaction. Without a loaded table
+  it shows the version that is there: the way back. ``create or replace view`` can only add columns at the end; when
+  one is gone, renamed or retyped, the view is dropped and created with its grants in that same transaction.
+
+The view's lock is asked for with a time limit, again and again: a long query on it delays the swap, and the swap never
+makes the readers behind that query wait longer than the limit.
+
+Of two runs of one target at once the second waits for the first.
+
+Source: Data Engineering Design Patterns, chapter 2, Full Loader.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+
+from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
+from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
+from python_jobs.shared.postgres.csv import create_from_csv
+from python_jobs.shared.postgres.relations import (
+    Connection,
+    connect_by_environment,
+    count_rows,
+    execute,
+    exists,
+    one_at_a_time,
+    replace_view,
+)
+
+_WAIT_BETWEEN_TRIES_SECONDS = 0.2
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Copy a CSV file into a versioned table and show it through one view."""
+
+    source: str
+    """CSV file with a header."""
+    target: str
+    """Public view, as name or schema.name. Versions are <target>_<yyyymmdd>."""
+    version: str
+    """Logical date of the dataset (2024-01-01), never the clock's."""
+    columns: str
+    """What stands between the parentheses of create table, keys and NOT NULL included."""
+    delimiter: str = ";"
+    """Between the columns of the file."""
+    min_rows: int = 1
+    """Fewer rows are not exposed; 0 allows an empty dataset."""
+    max_shrink_percent: float = 50.0
+    """A version that has so much fewer rows than the exposed one is not exposed; 100 allows it."""
+    step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
+    """load: only beside; expose: show a loaded version, also an older one (the way back)."""
+    keep_versions: int = 7
+    """How many versions stay for the way back, beside the exposed one."""
+    lock_seconds: float = 2.0
+    """How long readers may have to wait behind one try of the swap."""
+    tries: int = 30
+    """How often the swap is tried while a long query holds the view."""
+
+    def __post_init__(self) -> None:
+        require_table_name(self.target)
+        if not 0 <= self.max_shrink_percent <= 100:
+            raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
+        if self.keep_versions < 2:
+            raise WrongUse(f"keep_versions must be at least 2, got {self.keep_versions}")
+        assert self.version_name
+
+    @property
+    def version_name(self) -> str:
+        """The logical date without dashes."""
+        try:
+            return f"{dt.date.fromisoformat(self.version):%Y%m%d}"
+        except ValueError:
+            raise WrongUse(f"a version is a day such as 2024-01-01, got '{self.version}'") from None
+
+    def table(self, suffix: str = "") -> sql.Identifier:
+        """Return the target's name with a suffix, quoted."""
+        return table_name(f"{self.target}{suffix}")
+
+
+# --- the two steps: each is a task that an orchestrator can retry alone ---------------------------------
+
+
+def load(connection: Connection, parameters: Parameters) -> int:
+    """Copy the file beside the version's table; return its rows.
+
+    Raises:
+        NotReady: there is no file.
+        DataRefused: a line, a key or a NULL doesn't fit; nothing is left behind.
+    """
+    fresh = parameters.table(f"_{parameters.version_name}__loaded")
+    with connection.transaction():
+        execute(connection, "drop table if exists {}", fresh)
+        return create_from_csv(
+            connection,
+            parameters.source,
+            fresh,
+            parameters.columns,
+            parameters.delimiter,
+            stays=parameters.target,
+        )
+
+
+def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
+    """Make the view show the version; return its rows and those shown before.
+
+    Raises:
+        WrongUse: the version is not there.
+        DataRefused: the volume is not allowed; the view stays as it is.
+        JobFailed: the view was in use for all the tries.
+    """
+    policy = RetryPolicy(
+        attempts=parameters.tries,
+        base_seconds=_WAIT_BETWEEN_TRIES_SECONDS,
+        cap_seconds=_WAIT_BETWEEN_TRIES_SECONDS,
+        jitter="tenth",
+        total_seconds=math.inf,
+    )
+    retrier = Retrier(policy, classifier=_classify)
+    try:
+        return retrier.call(lambda _: _swap(connection, parameters), idempotent=True)
+    except _IN_USE:
+        raise JobFailed(
+            f"{parameters.target} was in use by long queries for {parameters.tries} tries; it stays as it is"
+        ) from None
+    except psycopg.errors.DependentObjectsStillExist as failure:
+        raise JobFailed(
+            f"{parameters.target} loses or changes a column that others need: {failure.diag.message_detail}"
+        ) from None
+
+
+def _classify(error: BaseException) -> Failure:
+    return Failure.TRANSIENT if isinstance(error, _IN_USE) else Failure.UNKNOWN
+
+
+def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
+    """Do it all in one transaction: whatever fails, and wherever it dies, the view is as it was."""
+    version = f"_{parameters.version_name}"
+    loaded, named, old = (parameters.table(version + suffix) for suffix in ("__loaded", "", "__old"))
+    with connection.transaction():
+        connection.execute(
+            sql.SQL("set local lock_timeout = {}").format(sql.Literal(f"{parameters.lock_seconds}s"))
+        )
+        is_fresh = exists(connection, loaded)
+        if not is_fresh and not exists(connection, named):
+            raise WrongUse(f"version {parameters.version_name} of {parameters.target} is not there")
+        counts = _check(connection, parameters, loaded if is_fresh else named)
+        if exists(connection, parameters.table()):
+            # As readers do, the view first and then its table: the other way round they would block each other.
+            execute(connection, "lock table {} in access exclusive mode", parameters.table())
+        replaces = is_fresh and exists(connection, named)
+        if replaces:  # a view follows its table's renaming: readers still see the old rows
+            execute(connection, "alter table {} rename to {}", named, old)
+        if is_fresh:
+            execute(connection, "alter table {} rename to {}", loaded, named)
+        replace_view(connection, parameters.table(), sql.SQL("select * from {}").format(named))
+        if replaces:
+            execute(connection, "drop table {}", old)
+    return counts
+
+
+def _check(connection: Connection, parameters: Parameters, table: sql.Identifier) -> dict[str, Any]:
+    rows = count_rows(connection, table)
+    view = parameters.table()
+    shown = count_rows(connection, view) if exists(connection, view) else 0
+    least = shown * (1 - parameters.max_shrink_percent / 100)
+    if rows < parameters.min_rows or rows < least:
+        raise DataRefused(
+            f"version {parameters.version_name} ({table.as_string(None)}) has {rows} rows, "
+            f"allowed are {parameters.min_rows} or more (min_rows) "
+            f"and a drop of {parameters.max_shrink_percent:g} % from {shown} (max_shrink_percent); "
+            f"{parameters.target} stays as it is"
+        )
+    return {"rows": rows, "previous_rows": shown}
+
+
+def drop_old_versions(connection: Connection, parameters: Parameters) -> list[str]:
+    """Drop versions beyond the newest ones, never the exposed one; return their names."""
+    schema, _, name = parameters.target.rpartition(".")
+    tables = connection.execute(
+        "select tablename from pg_tables where schemaname = coalesce(nullif(%s, ''), current_schema()) "
+        "and tablename ~ %s order by tablename",
+        [schema, rf"^{name}_\d{{8}}$"],
+    ).fetchall()
+    versions = [table.removeprefix(f"{name}_") for (table,) in tables]
+    old = [v for v in versions[: -parameters.keep_versions] if v != parameters.version_name]
+    for version in old:
+        execute(connection, "drop table {}", parameters.table(f"_{version}"))
+    return old
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run(parameters: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
+    """Load the version and expose it, or one of the two."""
+    report: dict[str, Any] = {
+        "source": parameters.source,
+        "target": parameters.target,
+        "version": parameters.version_name,
+    }
+    with reaching_postgres(), (connect or connect_by_environment)() as connection:
+        one_at_a_time(connection, parameters.table())
+        if parameters.step != "expose":
+            report["rows"] = load(connection, parameters)
+        if parameters.step != "load":
+            report |= expose(connection, parameters)
+            report["dropped_versions"] = drop_old_versions(connection, parameters)
+    return report | {"exposed": parameters.step != "load"}
+
+
+if __name__ == "__main__":
+    run_program(Parameters, run)

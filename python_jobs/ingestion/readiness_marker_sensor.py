@@ -1,0 +1,212 @@
+"""Wait until a dataset is ready, without Spark: a command with a time limit, and a callable for an orchestrator.
+
+    python -m python_jobs.ingestion.readiness_marker_sensor \\
+        --marker shared/visits/date=2024-03-01/hour=10 --timeout_seconds 3600
+    python -m python_jobs.ingestion.readiness_marker_sensor --dataset gold \\
+        --table $LAKEHOUSE_ROOT/observability/observability_readiness --after_run 3f0c…
+
+Exit 0 ready, 4 not ready in time; the report says what was found. Nothing is written but the report.
+
+In Airflow, a sensor that gives its slot back between two looks:
+
+    PythonSensor(
+        task_id="wait_for_visits",
+        python_callable=is_ready,
+        op_kwargs={"marker": "/shared/visits/date={{ ds }}/hour=10"},
+        mode="reschedule", poke_interval=60, timeout=3600,
+    )
+
+Conditions, one a call:
+
+- ``marker``: the folder holds ``_READY`` (``python_jobs/ingestion/readiness_marker.py``).
+- ``next_partition``: a later partition exists than the folder named here, ``…/date=2024-03-01/hour=10``. A skipped
+  hour is closed by any later one; a quiet producer must make its empty partitions, or the last one waits for ever.
+- ``table``: the Delta table has a commit with data above ``after_version``. OPTIMIZE and the like are none.
+- ``dataset`` in ``table``: dbt has published it (``macros/ingestion/readiness_marker.sql``), in another run than
+  ``after_run``.
+- ``changes``: the dataset has notices of closed partitions made anew, beside those ``handled``.
+
+Source: Data Engineering Design Patterns, chapter 2, Readiness Marker.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from typing import Any
+
+import tenacity
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyarrow import fs  # type: ignore[import-untyped]
+
+from python_jobs.shared.files.readiness_names import CHANGES, MARKER, UPKEEP
+
+
+class WrongCondition(ValueError):
+    """The arguments name no condition, or more than one."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What to wait for."""
+
+    marker: str | None = None
+    """Folder (path or URI) that must hold a marker."""
+    next_partition: str | None = None
+    """Partition folder; ready when a later one exists beside it."""
+    table: str | None = None
+    """Delta table (path or URI) that must have new data; with dataset, the ledger of published datasets."""
+    after_version: int | None = None
+    """Version of the table that was taken last; without it, any data is new."""
+    dataset: str | None = None
+    """Name of a dataset that dbt publishes."""
+    after_run: str | None = None
+    """run_id of the dataset that was taken last; without it, any is new."""
+    changes: str | None = None
+    """Dataset folder whose closed partitions may be made anew."""
+    handled: tuple[str, ...] = ()
+    """Names of the notices that were handled already."""
+
+    def __post_init__(self) -> None:
+        named = [name for name in ("marker", "next_partition", "table", "changes") if getattr(self, name)]
+        if len(named) != 1:
+            raise WrongCondition(
+                f"pass one of marker, next_partition, table and changes, got {' and '.join(named) or 'none'}"
+            )
+        if (self.dataset is not None or self.after_version is not None) and self.table is None:
+            raise WrongCondition("dataset and after_version belong to table")
+
+
+def look(condition: Condition) -> dict[str, Any] | None:
+    """Look once; return what a consumer must know of what is ready, or None."""
+    if condition.marker is not None:
+        system, path = _open(condition.marker)
+        return {"marker": condition.marker} if _is_file(system, f"{path}/{MARKER}") else None
+    if condition.next_partition is not None:
+        return _later_partition(condition.next_partition)
+    if condition.changes is not None:
+        return _new_notices(condition.changes, condition.handled)
+    assert condition.table is not None
+    try:
+        table = DeltaTable(condition.table)
+    except TableNotFoundError:
+        return None
+    if condition.dataset is not None:
+        return _published(table, condition.dataset, condition.after_run)
+    return _new_commit(table, condition.after_version)
+
+
+def is_ready(**condition: Any) -> bool:
+    """Look once and return at once: what a PythonSensor calls; arguments are the fields of Condition."""
+    return look(Condition(**condition)) is not None
+
+
+def wait(condition: Condition, timeout_seconds: float, poll_seconds: float = 30) -> dict[str, Any] | None:
+    """Look until it is ready, at most ``timeout_seconds``; return as :func:`look`. The caller's thread is held."""
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_result(lambda found: found is None),
+        wait=tenacity.wait_fixed(poll_seconds),
+        stop=tenacity.stop_before_delay(timeout_seconds),
+        retry_error_callback=lambda state: None,
+    )
+    return retrying(look, condition)
+
+
+def _open(path: str) -> tuple[fs.FileSystem, str]:
+    """Return the file system of a path or URI (s3://bucket/key?endpoint_override=…) and the path in it."""
+    if "://" in path:
+        system, inner = fs.FileSystem.from_uri(path)
+        return system, inner.rstrip("/")
+    return fs.LocalFileSystem(), path.rstrip("/")
+
+
+def _is_file(system: fs.FileSystem, path: str) -> bool:
+    return bool(system.get_file_info(path).type == fs.FileType.File)
+
+
+def _later_partition(folder: str) -> dict[str, Any] | None:
+    """Return the first partition after this one, in the order of the names: ``date=…`` and ``hour=…`` sort by time."""
+    system, path = _open(folder)
+    depth = 2 if path.rsplit("/", 1)[1].startswith("hour=") else 1
+    root, own = path.rsplit("/", depth)[0], "/".join(path.split("/")[-depth:])
+    if system.get_file_info(path).type != fs.FileType.Directory:
+        return None
+    levels = [[root]]
+    for _ in range(depth):
+        levels.append(
+            [
+                info.path
+                for parent in levels[-1]
+                for info in system.get_file_info(fs.FileSelector(parent))
+                if info.type == fs.FileType.Directory
+                and "=" in info.base_name
+                # Days before are closed already: don't list their hours.
+                and info.path.removeprefix(f"{root}/") >= own.split("/")[0]
+            ]
+        )
+    later = sorted(name for name in (p.removeprefix(f"{root}/") for p in levels[-1]) if name > own)
+    return {"next_partition": later[0]} if later else None
+
+
+def _new_notices(dataset: str, handled: tuple[str, ...]) -> dict[str, Any] | None:
+    system, path = _open(dataset)
+    selector = fs.FileSelector(f"{path}/{CHANGES}", allow_not_found=True)
+    names = {info.base_name for info in system.get_file_info(selector) if info.base_name.endswith(".json")}
+    new = sorted(names - set(handled))
+    return {"notices": new} if new else None
+
+
+def _new_commit(table: DeltaTable, after_version: int | None) -> dict[str, Any] | None:
+    """Return the newest commit with data. The log may have lost older ones; the newest are there."""
+    limit = None if after_version is None else max(table.version() - after_version, 1)
+    for commit in table.history(limit):
+        if after_version is not None and commit["version"] <= after_version:
+            return None
+        if commit["operation"] not in UPKEEP:
+            return {"version": commit["version"]}
+    return None
+
+
+def _published(table: DeltaTable, dataset: str, after_run: str | None) -> dict[str, Any] | None:
+    rows = table.to_pyarrow_table(filters=[("dataset", "=", dataset)]).to_pylist()
+    if not rows or rows[0]["run_id"] == after_run:
+        return None
+    versions = {entry["name"]: entry["version"] for entry in rows[0]["table_versions"]}
+    return {"run_id": rows[0]["run_id"], "table_versions": versions}
+
+
+@dataclass(frozen=True)
+class Parameters(Condition):
+    """Wait until a dataset is ready."""
+
+    timeout_seconds: float = 0
+    """How long to wait; 0 looks once."""
+    poll_seconds: float = 30
+    """Between two looks."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run as a command."""
+    # Here, because it brings pyspark: an orchestrator's environment imports this module without it.
+    from python_jobs.shared.core.command_line import run_program
+    from python_jobs.shared.core.failures import NotReady
+
+    def run(parameters: Parameters) -> dict[str, Any]:
+        condition = Condition(**{f.name: getattr(parameters, f.name) for f in fields(Condition)})
+        found = wait(condition, parameters.timeout_seconds, parameters.poll_seconds)
+        if found is None:
+            what = next(filter(None, (condition.marker, condition.next_partition, condition.dataset,
+                                      condition.table, condition.changes)))  # fmt: skip
+            raise NotReady(f"{what} is not ready after {parameters.timeout_seconds:g} s")
+        return {"ready": True, **found}
+
+    try:
+        run_program(Parameters, run, argv)
+    except WrongCondition as wrong:
+        print(f"WrongUse: {wrong}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Jobs that say what the other jobs did."""

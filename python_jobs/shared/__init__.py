@@ -1,0 +1,1 @@
+"""What several families need; no module here imports a family."""

@@ -1,0 +1,48 @@
+"""Failures of a job, each with its exit code: 1 failed, 2 wrong use, 3 data refused, 4 not ready."""
+
+from __future__ import annotations
+
+
+class JobFailed(Exception):
+    """The work could not be done; the message is one sentence for a person."""
+
+    exit_code = 1
+
+
+class WrongUse(JobFailed):
+    """The parameters make no sense; nothing was read or written."""
+
+    exit_code = 2
+
+
+class DataRefused(JobFailed):
+    """The data broke a rule the user set; nothing of it was published."""
+
+    exit_code = 3
+
+
+class NotReady(JobFailed):
+    """The input is not there or not complete yet; try again later."""
+
+    exit_code = 4
+
+
+def require_at_least(least: int, **numbers: float | None) -> None:
+    """Refuse parameters below a least value, by name; None is no value.
+
+    Raises:
+        WrongUse: one is below it.
+    """
+    for name, value in numbers.items():
+        if value is not None and value < least:
+            raise WrongUse(f"{name} must be {least} or more, got {value:g}")
+
+
+def root_cause(failure: Exception) -> str:
+    """Return the first line of the innermost Java exception."""
+    java = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    if java is None:
+        return str(failure).splitlines()[0]
+    while java.getCause() is not None:
+        java = java.getCause()
+    return str(java.toString()).splitlines()[0]

@@ -1,0 +1,73 @@
+"""Half-open time intervals in UTC, the unit every load and backfill is asked for."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from python_jobs.shared.core.failures import WrongUse
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_UNITS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
+
+
+def parse_time(text: str) -> dt.datetime:
+    """Read an ISO 8601 date, hour or time; a value without offset is UTC.
+
+    >>> parse_time("2024-03-01T10")
+    datetime.datetime(2024, 3, 1, 10, 0, tzinfo=datetime.timezone.utc)
+    """
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise WrongUse(
+            f"'{text}' is not a time; use 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00"
+        ) from None
+    return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
+
+
+def to_micros(moment: dt.datetime) -> int:
+    """Return an aware time as microseconds since 1970, exactly; Spark's ``timestamp_micros`` reads them."""
+    return (moment - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> dt.datetime:
+    """Return the time in UTC of microseconds since 1970, as Spark's ``unix_micros`` gives them.
+
+    >>> from_micros(1_500_000)
+    datetime.datetime(1970, 1, 1, 0, 0, 1, 500000, tzinfo=datetime.timezone.utc)
+    """
+    return _EPOCH + dt.timedelta(microseconds=micros)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The times ``start <= t < end``."""
+
+    start: dt.datetime
+    end: dt.datetime
+
+    def __post_init__(self) -> None:
+        if self.start >= self.end:
+            raise WrongUse(
+                f"the interval [{self.start:%FT%T}, {self.end:%FT%T}) is empty: from must be before to"
+            )
+
+    @classmethod
+    def parse(cls, start: str, end: str) -> Interval:
+        """Read both bounds with :func:`parse_time`."""
+        return cls(parse_time(start), parse_time(end))
+
+    def __contains__(self, moment: dt.datetime) -> bool:
+        return self.start <= moment < self.end
+
+    def split(self, unit: str) -> Iterator[Interval]:
+        """Yield the whole hours or days that the interval touches, in order (``unit``: hour or day)."""
+        if unit not in _UNITS:
+            raise WrongUse(f"an interval splits by hour or day, not by '{unit}'")
+        floor = {"minute": 0, "second": 0, "microsecond": 0} | ({"hour": 0} if unit == "day" else {})
+        moment = self.start.replace(**floor)  # type: ignore[arg-type]
+        while moment < self.end:
+            yield Interval(moment, moment + _UNITS[unit])
+            moment += _UNITS[unit]

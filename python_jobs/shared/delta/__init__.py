@@ -1,0 +1,1 @@
+"""Delta tables: names, commits, merges, overwrites, keys, streams and their checkpoints."""

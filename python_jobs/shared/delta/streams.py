@@ -1,0 +1,242 @@
+"""Streams, mostly over a Delta table that only grows, written batch by batch into Delta tables.
+
+A stream's function appends with ``txnAppId`` (see :mod:`.checkpoints`) and the batch's number, so that a
+batch that Spark runs again adds nothing to a table that already has it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from delta.tables import DeltaTable
+from pyspark import StorageLevel
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.delta.tables import absolute, delta_table, is_path, read_table, table_exists
+
+OutputMode = Literal["append", "update"]
+
+_DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
+
+
+def parse_duration(text: str) -> dt.timedelta:
+    """Read a duration such as ``10 minutes``.
+
+    Raises:
+        WrongUse: it is something else, or zero.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise WrongUse(f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'")
+    return dt.timedelta(**{f"{match[2]}s": int(match[1])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced:
+    """Parameters of a stream."""
+
+    trigger: str | None = None
+    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+
+    def __post_init__(self) -> None:
+        if self.trigger is not None:
+            parse_duration(self.trigger)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamParameters(Paced, Clocked):
+    """Parameters of a stream over a Delta table that appends to others."""
+
+    max_files_per_trigger: int | None = None
+    """Most source files in one batch; Delta's default is 1000."""
+    start_over: bool = False
+    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
+
+    def __post_init__(self) -> None:
+        Paced.__post_init__(self)
+        Clocked.__post_init__(self)
+        require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
+
+
+class BatchFunction(ABC):
+    """A ``foreachBatch`` function that keeps the error it ended with: Spark passes it on as text only."""
+
+    failure: Exception | None = None
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Process one batch."""
+        try:
+            self.write(rows, batch_id)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    @abstractmethod
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Write what becomes of ``rows``; called again with the same number after a crash."""
+
+
+def start_stream(
+    spark: SparkSession,
+    source: str,
+    function: BatchFunction,
+    checkpoint: str,
+    trigger: str | None = None,
+    max_files_per_trigger: int | None = None,
+    options: Mapping[str, str] | None = None,
+    transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+    output_mode: OutputMode = "append",
+) -> StreamingQuery:
+    """Start ``function`` on a Delta table, as :func:`start_query` does.
+
+    ``options`` are further options of Delta's reader. ``transform`` is what the stream itself does before its batches
+    reach ``function``: watermarks and other work with state.
+    """
+    reader = spark.readStream.format("delta").options(**options or {})
+    if max_files_per_trigger is not None:
+        reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
+    stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
+    return start_query(transform(stream), function, checkpoint, trigger, output_mode)
+
+
+def start_query(
+    stream: DataFrame,
+    function: BatchFunction,
+    checkpoint: str,
+    trigger: str | None = None,
+    output_mode: OutputMode = "append",
+) -> StreamingQuery:
+    """Start ``function`` on a stream: on what is there (``trigger`` None), or for ever at that pace.
+
+    ``output_mode`` is when the stream passes on a result that may still change: ``append`` once it can't any more,
+    ``update`` at each change.
+    """
+    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+    sink = stream.writeStream.outputMode(output_mode).foreachBatch(function)
+    sink = sink.option("checkpointLocation", checkpoint)
+    if trigger is None:
+        return sink.trigger(availableNow=True).start()
+    return sink.trigger(processingTime=trigger).start()
+
+
+# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
+SOURCE_FAILURES = {
+    "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
+    "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
+    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": "has rewritten rows; a stream needs a source that only appends",
+    "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
+}
+
+
+def await_end(
+    query: StreamingQuery,
+    function: BatchFunction,
+    source: str,
+    source_failures: Mapping[str, str] = SOURCE_FAILURES,
+) -> None:
+    """Wait until the query ends, or stop it on an interrupt.
+
+    Raises:
+        Exception: what ``function`` raised.
+        JobFailed: the source can't be streamed any more, in one sentence.
+    """
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+    except StreamingQueryException as error:
+        if function.failure is not None:
+            raise function.failure from None
+        for sign, sentence in source_failures.items():
+            if sign in str(error):
+                raise JobFailed(f"the source '{source}' {sentence}") from None
+        raise
+
+
+@contextmanager
+def evaluated_once(rows: DataFrame) -> Iterator[DataFrame]:
+    """Keep rows that several actions read, until the block ends: what they are computed by runs once a row.
+
+    On disk, not in memory: a batch has no bound, and in memory Spark builds a whole partition of it before it turns to
+    the disk, which ended 5 million visits in a heap of 2 GB.
+    """
+    kept = rows.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield kept
+    finally:
+        kept.unpersist()
+
+
+def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+    """Append ``rows`` to a Delta table in one commit."""
+    writer = rows.write.format("delta").mode("append").options(**options)
+    if is_path(table):
+        writer.save(absolute(table))
+    else:
+        writer.saveAsTable(table)
+
+
+def nullable(schema: StructType) -> StructType:
+    """Return the schema with every column nullable: a literal isn't, but a table's column is."""
+    return StructType([column.__class__(column.name, column.dataType) for column in schema.fields])
+
+
+def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFrame:
+    """Return no row of a source, with its columns; none of them may have the name of one that the job adds itself.
+
+    Raises:
+        NotReady: there is no such table.
+        WrongUse: a column's name is in ``own``.
+    """
+    if not table_exists(spark, source):
+        raise NotReady(f"there is no Delta table '{source}' to read from")
+    empty = read_table(spark, source).limit(0)
+    clash = [name for name in empty.columns if name in own]
+    if clash:
+        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
+    return empty
+
+
+def create_table(
+    spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
+) -> None:
+    """Create an empty Delta table, or check that the one there can take these rows.
+
+    Raises:
+        WrongUse: the table has other columns or partitions.
+    """
+    if not table_exists(spark, table):
+        builder = DeltaTable.createIfNotExists(spark)
+        builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
+        builder.addColumns(schema).partitionedBy(*partition_by).execute()
+        return
+    existing = delta_table(spark, table)
+    has = {f"{column.name} {column.dataType.simpleString()}" for column in existing.toDF().schema}
+    wants = {f"{column.name} {column.dataType.simpleString()}" for column in schema}
+    if has != wants:
+        raise WrongUse(
+            f"the table '{table}' has another schema: it has {_listed(has - wants)} where this job writes "
+            f"{_listed(wants - has)}"
+        )
+    partitions = existing.detail().collect()[0]["partitionColumns"]
+    if partitions != list(partition_by):
+        raise WrongUse(
+            f"the table '{table}' is partitioned by {_listed(partitions)}, not by {_listed(partition_by)}"
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,127 @@
+"""Delta tables by catalog name or by path, and what their log says of a commit."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.shared.core.failures import NotReady
+
+
+def is_path(table: str) -> bool:
+    """Return whether ``table`` is a path or URI; anything without ``/`` or ``:`` is a catalog name."""
+    return "/" in table or ":" in table
+
+
+def absolute(path: str) -> str:
+    """Return a local path made absolute (Delta refuses relative ones in SQL); a URI stays as it is."""
+    return path if ":" in path.split("/", 1)[0] else str(Path(path).absolute())
+
+
+def sql_name(table: str) -> str:
+    """Return ``table`` as it is written in SQL: the catalog name, or ``delta.`path```."""
+    return f"delta.`{absolute(table)}`" if is_path(table) else table
+
+
+def table_exists(spark: SparkSession, table: str) -> bool:
+    """Return whether ``table`` is an existing Delta table."""
+    if is_path(table):
+        return bool(DeltaTable.isDeltaTable(spark, absolute(table)))
+    return bool(spark.catalog.tableExists(table))
+
+
+def delta_table(spark: SparkSession, table: str) -> DeltaTable:
+    """Return the handle of an existing Delta table.
+
+    Raises:
+        NotReady: there is no such table.
+    """
+    if not table_exists(spark, table):
+        raise NotReady(f"there is no Delta table '{table}'")
+    return DeltaTable.forPath(spark, absolute(table)) if is_path(table) else DeltaTable.forName(spark, table)
+
+
+def read_table(spark: SparkSession, table: str) -> DataFrame:
+    """Return the current rows of an existing Delta table; raises like :func:`delta_table`."""
+    return delta_table(spark, table).toDF()
+
+
+def read_version(spark: SparkSession, table: str, version: int) -> DataFrame:
+    """Return the rows of one version of an existing Delta table, whatever is written meanwhile."""
+    return spark.sql(f"select * from {sql_name(table)} version as of {version}")
+
+
+def table_id(spark: SparkSession, table: str) -> str:
+    """Return what tells an existing table from one that was dropped and made anew in its place."""
+    return str(delta_snapshot(spark, table).metadata().id())
+
+
+def active_files(spark: SparkSession, table: str) -> DataFrame:
+    """Return one row for each data file of the current version, as the log knows it; no data is read.
+
+    Columns: ``add_path``, ``add_size`` (bytes), ``add_modified_at`` and the table's partition columns.
+    """
+    snapshot = delta_snapshot(spark, table)
+    return DataFrame(snapshot.allFiles().toDF(), spark).select(
+        F.col("path").alias("add_path"),
+        F.col("size").alias("add_size"),
+        F.timestamp_millis("modificationTime").alias("add_modified_at"),
+        *partition_values(spark, table, "partitionValues"),
+    )
+
+
+def partition_values(spark: SparkSession, table: str, from_map: str) -> list[Column]:
+    """Return the partition columns, typed, out of the map of texts that a log's ``add`` has."""
+    metadata = delta_snapshot(spark, table).metadata()
+    fields = {field["name"]: field for field in json.loads(metadata.schema().json())["fields"]}
+    types = dict(read_table(spark, table).dtypes)
+    columns = []
+    for name in partition_columns(spark, table):
+        # With column mapping the log writes the name of the file column.
+        physical = fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
+        columns.append(F.col(from_map)[physical].cast(types[name]).alias(name))
+    return columns
+
+
+def partition_columns(spark: SparkSession, table: str) -> list[str]:
+    """Return the names of the columns that the table is partitioned by, in order."""
+    return list(delta_snapshot(spark, table).metadata().partitionSchema().fieldNames())
+
+
+def table_size(spark: SparkSession, table: str) -> tuple[int, int]:
+    """Return how many data files the current version has, and their bytes, from the log."""
+    snapshot = delta_snapshot(spark, table)
+    return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
+
+
+def deleted_file_retention(spark: SparkSession, table: str) -> dt.timedelta:
+    """Return how long the table promises to keep the files that a commit removed (7 days by default)."""
+    assert spark._jvm is not None
+    delta_log: Any = spark._jvm.org.apache.spark.sql.delta.DeltaLog
+    return dt.timedelta(
+        milliseconds=int(delta_log.tombstoneRetentionMillis(delta_snapshot(spark, table).metadata()))
+    )
+
+
+def retention_properties(days: int) -> dict[str, str]:
+    """Return the properties by which a table keeps its log and the files that a commit removed for so many days."""
+    duration = f"interval {days} days"
+    return {"delta.deletedFileRetentionDuration": duration, "delta.logRetentionDuration": duration}
+
+
+def table_location(spark: SparkSession, table: str) -> str:
+    """Return the path of an existing table, given by path or by catalog name."""
+    return str(delta_table(spark, table)._jdt.deltaLog().dataPath().toString())
+
+
+def delta_snapshot(spark: SparkSession, table: str) -> Any:
+    """Return Delta's snapshot of the table's newest version, without a Spark job over its history."""
+    log = delta_table(spark, table)._jdt.deltaLog()
+    defaults = [getattr(log, f"update$default${position}")() for position in (1, 2, 3)]
+    return log.update(*defaults)

@@ -1,0 +1,1 @@
+"""Sets of files: sources, pointers, manifests and readiness markers."""

@@ -1,0 +1,1 @@
+"""Kafka topics: settings, plain clients, Spark's admin client, bronze records."""

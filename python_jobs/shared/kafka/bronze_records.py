@@ -1,0 +1,37 @@
+"""Kafka records as rows of a bronze table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+BRONZE_TYPES = {
+    "payload": "string",
+    "key": "string",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "headers": "array<struct<key:string,value:binary>>",
+    "ingested_at": "timestamp",
+}
+
+
+def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str]) -> DataFrame:
+    """Return the bronze rows of Kafka's records. ``ingested_at`` is in microseconds since 1970.
+
+    A cast to string keeps the bytes as they are, also those that are no UTF-8.
+    """
+    rows = records.select(
+        F.col("value").cast("string").alias("payload"),
+        F.col("key").cast("string").alias("key"),
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "headers",
+        F.timestamp_micros(F.lit(ingested_at)).alias("ingested_at"),
+    )
+    return rows.select("*", *(F.expr(expression).alias(name) for name, expression in derive.items()))

@@ -1,0 +1,130 @@
+"""Plain Kafka clients (librdkafka), for programs that read or write topics without Spark."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
+
+Answer = TypeVar("Answer")
+
+ANSWER_SECONDS = 30
+_PASSING = {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._NOENT,  # "no leaders found"
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._WAIT_COORD,
+}
+
+
+def passes(error: KafkaError) -> bool:
+    """Return whether an error is gone once a broker is back; librdkafka's own ``retriable()`` mostly says no."""
+    return error.retriable() or error.code() in _PASSING
+
+
+def client_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of one client, with secrets (``${env:NAME}``) looked up."""
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise WrongUse(f"the environment variable {match[1]} that a Kafka setting names isn't set")
+        return os.environ[match[1]]
+
+    resolved = {name: re.sub(r"\$\{env:(\w+)\}", variable, value) for name, value in settings.items()}
+    # librdkafka prints what it also reports to us.
+    return {"bootstrap.servers": bootstrap_servers, "log_level": 0} | resolved
+
+
+def partition_count(client: Mapping[str, Any], topic: str) -> int:
+    """Return the number of a topic's partitions.
+
+    Raises:
+        NotReady: no broker answers, or there is no such topic.
+        JobFailed: the broker refuses us.
+    """
+    errors: list[str] = []
+    servers = client["bootstrap.servers"]
+    try:
+        admin = AdminClient(dict(client) | {"error_cb": lambda error: errors.append(error.name())})
+        topics = admin.list_topics(timeout=ANSWER_SECONDS / 3).topics
+    except KafkaException as failure:
+        protocol = client.get("security.protocol", "plaintext")
+        for sign, sentence in {"_SSL": "TLS", "_AUTHENTICATION": "the user or the password"}.items():
+            if sign in errors:
+                raise JobFailed(f"the Kafka broker at {servers} refused {sentence}") from None
+        if failure.args[0].code() == KafkaError._INVALID_ARG:
+            raise WrongUse(f"a Kafka setting for {servers} is wrong: {failure.args[0].str()}") from None
+        raise NotReady(f"no Kafka broker answers at {servers} by {protocol}") from None
+    if topic not in topics:
+        raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
+    return len(topics[topic].partitions)
+
+
+def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
+    """Return one of the settings of a topic that is there."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(dict(client))  # kept by name: its answers die with it
+    return str(admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)[name].value)
+
+
+def patiently(ask: Callable[[], Answer], passes: Callable[[KafkaError], bool] = passes) -> Answer:
+    """Ask a broker something that may be asked again, until it has a leader and a coordinator after a restart.
+
+    Args:
+        ask: the question; what it raises last is raised.
+        passes: whether an error is gone after a while.
+    """
+
+    def classify(error: BaseException) -> Failure:
+        is_passing = isinstance(error, KafkaException) and passes(error.args[0])
+        return Failure.TRANSIENT if is_passing else Failure.UNKNOWN
+
+    policy = RetryPolicy(attempts=20, base_seconds=0.1, cap_seconds=5, total_seconds=2 * ANSWER_SECONDS)
+    return Retrier(policy, classifier=classify).call(lambda _: ask(), idempotent=True)
+
+
+def committed_offsets(consumer: Consumer, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Return the position of the consumer's group in each partition that has one."""
+    asked = [TopicPartition(topic, partition) for partition in partitions]
+    answers = patiently(lambda: consumer.committed(asked, ANSWER_SECONDS))
+    return {found.partition: found.offset for found in answers if found.offset != OFFSET_INVALID}
+
+
+def offset_range(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """Return the first offset of a partition and its end."""
+    low, high = patiently(lambda: consumer.get_watermark_offsets(partition, ANSWER_SECONDS))
+    return low, high
+
+
+def surviving_offset(consumer: Consumer, position: TopicPartition, fail_on_data_loss: bool) -> int:
+    """Return where to go on: at ``position`` if it is still there, otherwise at the first record that is left.
+
+    Raises:
+        DataRefused: it is gone and ``fail_on_data_loss`` is set.
+        KafkaException: the broker doesn't answer.
+    """
+    low, high = consumer.get_watermark_offsets(position, ANSWER_SECONDS)
+    if low <= position.offset <= high:
+        return position.offset
+    if fail_on_data_loss:
+        raise DataRefused(
+            f"records of {position.topic}/{position.partition} from offset {position.offset} on are gone (expired, or "
+            "the topic was made anew): go on without them with --fail_on_data_loss false"
+        )
+    return int(low)

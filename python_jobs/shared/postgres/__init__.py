@@ -1,0 +1,1 @@
+"""PostgreSQL: snapshots by JDBC, plain clients, relations and CSV."""

@@ -1,0 +1,111 @@
+"""Tables and views of a PostgreSQL database, for programs that put data behind a public view.
+
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from python_jobs.shared.core.failures import WrongUse
+
+Connection = psycopg.Connection[Any]
+
+
+def connect_by_environment() -> Connection:
+    """Return a connection in which each statement outside of a transaction block is one of its own."""
+    return psycopg.connect("", autocommit=True)
+
+
+def execute(connection: Connection, statement: str, *names: sql.Composable) -> None:
+    """Run one statement, with ``{}`` for each name."""
+    connection.execute(sql.SQL(statement).format(*names))
+
+
+def one_at_a_time(connection: Connection, target: sql.Identifier) -> None:
+    """Wait until no other run of a target is under way; the lock goes with the connection, also when a run dies."""
+    execute(connection, "select pg_advisory_lock(hashtext({}))", sql.Literal(target.as_string(connection)))
+
+
+def exists(connection: Connection, relation: sql.Identifier) -> bool:
+    """Return whether there is a table or a view of that name."""
+    found = connection.execute("select to_regclass(%s)", [relation.as_string(connection)]).fetchone()
+    return found is not None and found[0] is not None
+
+
+def create_table(connection: Connection, table: sql.Identifier, columns: str) -> None:
+    """Create a table of the user's own DDL, what stands between the parentheses of create table.
+
+    Raises:
+        WrongUse: it is no such list.
+        psycopg.errors.DuplicateTable: there is one.
+    """
+    try:
+        execute(connection, "create table {} ({})", table, sql.SQL(columns))
+    except psycopg.errors.SyntaxError as failure:
+        raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
+    except psycopg.errors.UniqueViolation as failure:
+        # Of the catalog: another transaction has made the table meanwhile.
+        raise psycopg.errors.DuplicateTable(str(failure)) from None
+
+
+def count_rows(connection: Connection, relation: sql.Identifier) -> int:
+    """Return the number of rows of a table or a view."""
+    row = connection.execute(sql.SQL("select count(*) from {}").format(relation)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:
+    """Return names and types, in order."""
+    return connection.execute(
+        "select attname, format_type(atttypid, atttypmod) from pg_attribute "
+        "where attrelid = %s::regclass and attnum > 0 and not attisdropped order by attnum",
+        [relation.as_string(connection)],
+    ).fetchall()
+
+
+def replace_view(connection: Connection, view: sql.Identifier, query: sql.Composable) -> None:
+    """Make a view show what the query returns; call it in a transaction.
+
+    ``create or replace view`` can only add columns at the end; when one is gone, renamed or retyped, the view is
+    dropped and created with its grants.
+
+    Raises:
+        psycopg.errors.DependentObjectsStillExist: another object needs such a column.
+    """
+    if not exists(connection, view):
+        execute(connection, "create view {} as {}", view, query)
+        return
+    before, after = columns(connection, view), _columns_of(connection, query)
+    if after[: len(before)] == before:
+        execute(connection, "create or replace view {} as {}", view, query)
+        return
+    grants = connection.execute(
+        "select grantee::regrole::text, privilege_type, is_grantable "
+        "from pg_class, aclexplode(relacl) where oid = %s::regclass and grantee <> 0 and grantee <> relowner",
+        [view.as_string(connection)],
+    ).fetchall()
+    to_all = connection.execute(
+        "select privilege_type from pg_class, aclexplode(relacl) where oid = %s::regclass and grantee = 0",
+        [view.as_string(connection)],
+    ).fetchall()
+    execute(connection, "drop view {}", view)
+    execute(connection, "create view {} as {}", view, query)
+    statements = [(privilege, "public", False) for (privilege,) in to_all]
+    statements += [(privilege, grantee, grantable) for grantee, privilege, grantable in grants]
+    for privilege, grantee, grantable in statements:  # regrole::text is quoted already
+        option = " with grant option" if grantable else ""
+        execute(connection, f"grant {privilege} on {{}} to {grantee}{option}", view)
+
+
+def _columns_of(connection: Connection, query: sql.Composable) -> list[tuple[str, str]]:
+    """Return names and types of a query's columns, without running it."""
+    probe = sql.Identifier("columns_of_the_query")
+    execute(connection, "create temporary view {} as {}", probe, query)
+    found = columns(connection, probe)
+    execute(connection, "drop view {}", probe)
+    return found

@@ -1,0 +1,170 @@
+"""PostgreSQL as a source: access by pointer, and one snapshot for every connection of a read.
+
+A read that is split over connections sees, on each of them, the database as of that connection's first query: rows
+that move between the parts meanwhile are read twice or never. So the driver holds one transaction open and exports
+its snapshot, and each part of each read adopts it. The price: while a load runs, PostgreSQL keeps the dead rows that
+the snapshot can see; and a pooler that shares connections between transactions (PgBouncer's transaction mode) can't
+stand in between.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.intervals import Interval
+
+FETCH_ROWS = 10_000
+
+_SCHEME = "jdbc:postgresql://"
+_READ_ONLY = "set transaction isolation level repeatable read, read only"
+
+
+@dataclass(frozen=True)
+class PostgresAccess:
+    """Where a database is and who asks; the password stays where it is until a connection needs it."""
+
+    url: str
+    """jdbc:postgresql://host:port/database, with the driver's settings such as ?sslmode=verify-full."""
+    user: str
+    """Database user."""
+    password_env: str | None = None
+    """Environment variable that holds the password."""
+    password_file: str | None = None
+    """File that holds the password."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(_SCHEME):
+            raise WrongUse(f"the URL of a PostgreSQL database begins with {_SCHEME}")
+        if re.search(r"[?&](password|user|sslpassword)=|://[^/?]*@", self.url):
+            raise WrongUse("the URL must not hold user or password; name the user, and where the password is")
+        if (self.password_env is None) == (self.password_file is None):
+            raise WrongUse("pass either password_env or password_file: where the password is, not what it is")
+
+    @property
+    def place(self) -> str:
+        """The database, without the driver's settings."""
+        return self.url.removeprefix("jdbc:").split("?")[0]
+
+    def password(self) -> str:
+        """Return the password.
+
+        Raises:
+            WrongUse: it isn't where it should be.
+        """
+        if self.password_env is not None:
+            if self.password_env not in os.environ:
+                raise WrongUse(f"there is no environment variable {self.password_env} with the password")
+            return os.environ[self.password_env]
+        assert self.password_file is not None
+        try:
+            return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+        except OSError as failure:
+            raise WrongUse(f"the password file {self.password_file}: {failure.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The database as of one moment, as long as the block of :func:`one_snapshot` lasts."""
+
+    spark: SparkSession
+    access: PostgresAccess
+    id: str
+    """What pg_export_snapshot() returned."""
+
+    def read(self, table: str, conditions: Sequence[str] = ()) -> DataFrame:
+        """Return the rows of a table, a view or ``(query) as name``.
+
+        Args:
+            table: as in SQL's from clause.
+            conditions: where clauses, one connection each; a row that meets two is there twice. None: all
+                rows, over one connection.
+
+        ``timestamp`` columns become timestamp_ntz: Spark's default would take them for the JVM's local time.
+        """
+        adopt = [_READ_ONLY, f"set transaction snapshot '{self.id}'", "set local time zone 'UTC'"]
+        properties = {
+            "user": self.access.user,
+            "password": self.access.password(),
+            "driver": "org.postgresql.Driver",
+            # Above 0 it also turns autocommit off, so that adopting and reading are one transaction.
+            "fetchsize": str(FETCH_ROWS),
+            "sessionInitStatement": "; ".join(adopt),
+            "preferTimestampNTZ": "true",
+            # Spark would write times without their zone; conditions are the caller's own.
+            "pushDownPredicate": "false",
+        }
+        return self.spark.read.jdbc(
+            self.access.url, table, predicates=list(conditions) or ["true"], properties=properties
+        )
+
+
+@contextmanager
+def one_snapshot(spark: SparkSession, access: PostgresAccess) -> Iterator[Snapshot]:
+    """Hold one snapshot of the database for every read in the block.
+
+    Raises:
+        WrongUse: the password isn't where it should be.
+        JobFailed: PostgreSQL can't be reached, refuses, or goes away; one sentence, without the password.
+    """
+    connection = _connect(spark, access)
+    try:
+        connection.setAutoCommit(False)
+        statement = connection.createStatement()
+        statement.execute(f"{_READ_ONLY}; set local idle_in_transaction_session_timeout = 0")
+        result = statement.executeQuery("select pg_export_snapshot()")
+        result.next()
+        yield Snapshot(spark, access, str(result.getString(1)))
+    except (PySparkException, Py4JJavaError) as failure:
+        said = _server_message(failure)
+        if said is None:
+            raise
+        raise JobFailed(f"PostgreSQL at {access.place} ended the read: {said}; run again") from None
+    finally:
+        with suppress(Py4JError):  # the server may be gone
+            connection.close()
+
+
+def time_slices(column: str, window: Interval, parts: int) -> list[str]:
+    """Return the window as that many conditions of equal length, which an index on the column can answer."""
+    bounds = [window.start + (window.end - window.start) * part / parts for part in range(parts)]
+    quoted = quote(column)
+    return [
+        f"{quoted} >= timestamptz '{start:%Y-%m-%d %H:%M:%S.%f}+00' "
+        f"and {quoted} < timestamptz '{end:%Y-%m-%d %H:%M:%S.%f}+00'"
+        for start, end in zip(bounds, [*bounds[1:], window.end], strict=True)
+    ]
+
+
+def quote(name: str) -> str:
+    """Return a name as a quoted SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _connect(spark: SparkSession, access: PostgresAccess) -> Any:
+    """Return a java.sql.Connection, made by the driver that Spark uses."""
+    jvm: Any = spark._jvm
+    properties = jvm.java.util.Properties()
+    properties.setProperty("user", access.user)
+    properties.setProperty("password", access.password())
+    try:
+        return jvm.org.postgresql.Driver().connect(access.url, properties)
+    except Py4JJavaError as failure:
+        said = _server_message(failure)
+        raise JobFailed(f"can't connect to {access.place} as {access.user}: {said}") from None
+
+
+def _server_message(failure: Exception) -> str | None:
+    """Return what PostgreSQL or its driver said, if it was them."""
+    found = re.search(r"org\.postgresql\.util\.PSQLException: (.+)", str(failure))
+    return found[1].strip().rstrip(".") if found else None

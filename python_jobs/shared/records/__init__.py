@@ -1,0 +1,1 @@
+"""JSON records and the dead letters among them."""

@@ -1,0 +1,109 @@
+"""Dead-letter records: their columns, their states, and the options of a stream that writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from python_jobs.shared.delta.streams import (
+    StreamParameters,
+    create_table,
+    nullable,
+)
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+
+PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
+
+
+POISON_PILL = "POISON_PILL"
+
+
+WAS_DEAD_LETTERED = "was_dead_lettered"
+
+
+REPLAY = "replay"
+
+
+REPLAY_TYPE = (
+    "struct<dead_letter_id: string, job_name: string, job_version: string, "
+    "replayed_at: timestamp, attempt: int>"
+)
+
+
+DEAD_LETTER_COLUMNS = (
+    "dead_letter_id",
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    "job_name",
+    "job_version",
+    "batch_id",
+    "processed_at",
+    "attempts",
+    "status",
+    "status_changed_at",
+    "status_reason",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterStream(StreamParameters):
+    """How a streaming job with a dead-letter table is run."""
+
+    job_name: str
+    """Name of the job in the dead letters."""
+    job_version: str = "1"
+    """Version of the expressions in the dead letters; raise it with each fix."""
+    dead_letter: str
+    """Delta table (name or path) for the records that can't be processed; created when absent."""
+
+    def create_dead_letter_table(
+        self, spark: SparkSession, judged: DataFrame, columns: Sequence[str]
+    ) -> None:
+        """Create the dead-letter table for records of these columns, or check the one there.
+
+        Raises:
+            WrongUse: it has another schema.
+        """
+        dead = dead_letters(judged, columns, 0, self.job_name, self.job_version, "1970-01-01")
+        create_table(spark, self.dead_letter, nullable(dead.schema))
+
+
+def valid_records(parsed: DataFrame) -> DataFrame:
+    """Return the processable records of ``parse_records`` as rows of the target table."""
+    return (
+        parsed.where(F.col(ERROR_CLASS).isNull())
+        .drop(ERROR_CLASS, ERROR_MESSAGE)
+        .withColumn(WAS_DEAD_LETTERED, F.lit(False))
+        .withColumn(REPLAY, F.lit(None).cast(REPLAY_TYPE))
+    )
+
+
+def dead_letters(
+    parsed: DataFrame, record_columns: Sequence[str], batch_id: int, job_name: str, job_version: str, now: str
+) -> DataFrame:
+    """Return the other records of ``parse_records`` as rows of the dead-letter table.
+
+    ``dead_letter_id`` hashes the record and its batch; equal records of one batch are numbered.
+    """
+    record = [F.col(f"`{name}`") for name in record_columns]
+    content = F.sha2(F.to_json(F.struct(F.lit(batch_id).alias("batch_id"), *record)), 256)
+    ordinal = F.row_number().over(Window.partitionBy(content).orderBy(content))
+    return parsed.where(F.col(ERROR_CLASS).isNotNull()).select(
+        F.concat_ws("-", content, ordinal).alias("dead_letter_id"),
+        *record,
+        ERROR_CLASS,
+        ERROR_MESSAGE,
+        F.lit(job_name).alias("job_name"),
+        F.lit(job_version).alias("job_version"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(now).cast("timestamp").alias("processed_at"),
+        F.lit(1).alias("attempts"),
+        # A pill would end its replay as well.
+        F.when(F.col(ERROR_CLASS) == POISON_PILL, PARKED).otherwise(PENDING).alias("status"),
+        F.lit(None).cast("timestamp").alias("status_changed_at"),
+        F.lit(None).cast("string").alias("status_reason"),
+    )

@@ -1,0 +1,111 @@
+"""The contract every job keeps: command line, report, exit code.
+
+A job module holds a frozen dataclass of parameters and one ``run(spark, parameters)``; its last lines are::
+
+    if __name__ == "__main__":
+        run_job(Parameters, run)
+
+``run_job`` turns the dataclass into the command line (``--config FILE.yml`` and ``--report PATH`` included),
+starts Spark, calls ``run`` and prints what it returns as one JSON object, the last line of standard output.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 data refused, 4 not ready.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from python_jobs.shared.core.command_line import (
+    Parameters,
+    Report,
+    run_program,
+)
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    root_cause,
+)
+from python_jobs.shared.spark.session import spark_session
+
+
+def run_job(
+    parameters_class: type[Parameters],
+    run: Callable[[SparkSession, Parameters], Report],
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Run one job as a process: parse, start Spark, run, report, exit with the contract's code.
+
+    A known failure prints one sentence on standard error. Anything else keeps its stack trace: it is a
+    fault of ours and the trace is what we need.
+    """
+
+    def run_on_spark(parameters: Parameters) -> Report:
+        spark = spark_session(Path(sys.argv[0]).stem)
+        try:
+            return run(spark, parameters)
+        except (PySparkException, Py4JJavaError) as failure:
+            sentence = known_failure(failure)
+            if sentence is None:
+                raise
+            raise JobFailed(sentence) from failure
+
+    run_program(parameters_class, run_on_spark, argv)
+
+
+# What a user can mend, by what Spark says of it; everything else is shown whole.
+_KNOWN_FAILURES = {
+    "java.nio.file.AccessDeniedException": "permission denied",
+    "org.apache.hadoop.security.AccessControlException": "permission denied",
+    "Permission denied": "permission denied",
+    "Mkdirs failed to create": "permission denied",
+    "DELTA_CANNOT_CREATE_LOG_PATH": "permission denied",
+    "No space left on device": "no space left on the device",
+    "DELTA_FAILED_TO_MERGE_FIELDS": "the target table has another schema",
+    "DELTA_SCHEMA_MISMATCH": "the target table has another schema",
+    "DELTA_METADATA_MISMATCH": "the target table has another schema",
+    "DELTA_PROTOCOL_CHANGED": "another writer committed to the same table; run again",
+    "DELTA_METADATA_CHANGED": "another writer committed to the same table; run again",
+    "DELTA_CONCURRENT": "another writer committed to the same table; run again",
+}
+
+
+def known_failure(failure: Exception) -> str | None:
+    """Return one sentence for a failure that the user can mend, or None for any other."""
+    text = str(failure)
+    for sign, sentence in _KNOWN_FAILURES.items():
+        if sign in text:
+            detail = next(line for line in text.splitlines() if sign in line).strip()
+            return f"{sentence} ({detail[:300]})"
+    return None
+
+
+def unreadable_file(failure: Exception) -> str | None:
+    """Return which file could not be read and why, or None if that is not what failed."""
+    named = re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", str(failure))
+    return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
+
+
+@contextmanager
+def unreadable_files_refused(consequence: str) -> Iterator[None]:
+    """Say which file can't be read, and what became of the run; any other failure keeps its trace.
+
+    Raises:
+        DataRefused: a record doesn't fit the schema.
+        JobFailed: the file itself can't be read.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        unreadable = unreadable_file(failure)
+        if unreadable is None:
+            raise
+        kind = DataRefused if "MALFORMED" in str(failure) or "CSV" in str(failure) else JobFailed
+        raise kind(f"{unreadable}; {consequence}") from failure

@@ -1,0 +1,92 @@
+"""SQL of the package's macros for jobs: a rule that both forms of a pattern need is written once, as a macro.
+
+dbt renders macros with Jinja and hands them an adapter, a model's configuration and a connection. A job has Spark for
+all of that::
+
+    macros = Macros(spark, ["idempotency/merger.sql", "shared/incomplete_rows.sql", …], {"unique_key": ["id"]})
+    spark.sql(macros.call("_merger_latest", merger, "changes"))
+
+Only macros that render SQL or return values can be called so; those that run statements need dbt.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import jinja2
+from pyspark.sql import SparkSession
+
+from python_jobs.shared.core.failures import WrongUse
+
+# A link in the repository, files in the wheel, which may be imported as an archive.
+_MACROS: Any = importlib.resources.files("python_jobs") / "macros"
+
+
+class Macros:
+    """Macros of some files, callable with what dbt would give them."""
+
+    def __init__(
+        self, spark: SparkSession, files: Sequence[str], configuration: Mapping[str, Any] | None = None
+    ) -> None:
+        """Load the files.
+
+        Args:
+            spark: runs what a macro looks up.
+            files: below ``macros/``; a macro finds those of all of them.
+            configuration: what ``config.get`` returns, as a model would set it.
+        """
+        environment = jinja2.Environment(extensions=["jinja2.ext.do"], autoescape=False)
+        environment.globals |= {
+            "return": _hand_back,
+            "lakehouse_patterns": _Namespace(self),
+            "adapter": SimpleNamespace(quote=lambda name: f"`{name}`"),
+            "config": configuration or {},
+            "exceptions": SimpleNamespace(raise_compiler_error=_refuse),
+            "run_query": lambda query: SimpleNamespace(rows=spark.sql(query).collect()),
+            # dbt's own, for a model that names neither columns to update nor columns to leave out.
+            "get_merge_update_columns": lambda update, exclude, columns: None,
+        }
+        self._macros: dict[str, Any] = {}
+        for file in files:
+            template = environment.from_string((_MACROS / file).read_text(encoding="utf-8"))
+            context = template.new_context()
+            for _ in template.root_render_func(context):  # defines the macros, private ones included
+                pass
+            self._macros |= context.vars
+
+    def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        """Return what a macro hands back by ``return``, or else its text.
+
+        Raises:
+            WrongUse: the macro refuses its arguments, with its own sentence.
+        """
+        try:
+            return self._macros[name](*arguments, **keywords)
+        except _Return as returned:
+            return returned.value
+
+
+class _Namespace:
+    """``lakehouse_patterns.<macro>`` inside a template."""
+
+    def __init__(self, macros: Macros) -> None:
+        self._call = macros.call
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **keywords: self._call(name, *arguments, **keywords)
+
+
+class _Return(Exception):
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _hand_back(value: Any = None) -> NoReturn:
+    raise _Return(value)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise WrongUse(sentence.removeprefix("lakehouse_patterns: "))
