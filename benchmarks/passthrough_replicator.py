@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.harness import Comparison, Variant, Workbench
 from python_jobs.ingestion import passthrough_replicator
-from python_jobs.ingestion.passthrough_replicator_kafka import Parameters, Replicator
+from python_jobs.shared.kafka.replication import Parameters, Replicator
 from services.kafka import Broker, Record, running_broker
 
 LARGE_BYTES, SMALL_FILES, SMALL_BYTES = 1_200_000_000, 800, 1_000_000

@@ -8,6 +8,7 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tools.findings import ROOT
 
@@ -16,6 +17,7 @@ CHECKS = {
     "ruff check": [*PYTHON, "ruff", "check", "."],
     "ruff format": [*PYTHON, "ruff", "format", "--check", "."],
     "mypy": [*PYTHON, "mypy"],
+    "imports": [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
     "yamllint": [*PYTHON, "yamllint", "--strict", "."],
     "documented": [*PYTHON, "tools.check_documented"],
     "architecture": [*PYTHON, "tools.check_project"],

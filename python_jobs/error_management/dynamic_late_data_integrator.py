@@ -40,10 +40,11 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
-from python_jobs.error_management.late_dates import LatePlan, days_before, late_plan, parse_date
+from python_jobs.error_management.late_dates import LatePlan, late_plan
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
 from python_jobs.error_management.late_state import DateState, State, StateTable
 from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.dates import days_before, parse_date
 from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
 from python_jobs.shared.spark.job import run_job
 

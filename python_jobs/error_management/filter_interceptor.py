@@ -36,6 +36,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import transaction_version
@@ -48,7 +49,7 @@ from python_jobs.shared.delta.streams import (
     parse_duration,
     start_stream,
 )
-from python_jobs.shared.delta.tables import absolute, is_path, read_table, table_exists, table_id
+from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.spark.job import run_job
 
 REJECTED_BY = "rejected_by"

@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.error_management.late_dates import parse_date
+from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.partial_failures import require_no_failures
 from python_jobs.shared.delta.commits import latest_version, transaction_versions

@@ -65,7 +65,6 @@ from python_jobs.idempotency.backfill_plan import (
     missing_source,
     open_dates,
 )
-from python_jobs.ingestion.readiness_marker import partition_folder
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import (
     DataRefused,
@@ -89,7 +88,7 @@ from python_jobs.shared.delta.tables import (
     table_exists,
     table_id,
 )
-from python_jobs.shared.files.readiness import Marker
+from python_jobs.shared.files.readiness import Marker, partition_folder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.queries import first_line, query_text, user_query
 from python_jobs.shared.spark.session import settings

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from python_jobs.error_management.late_dates import dates_between, days_before, parse_date
+from python_jobs.shared.core.dates import dates_between, days_before, parse_date
 
 ChunkStatus = Literal["pending", "done", "failed", "abandoned"]
 JobStatus = Literal["running", "completed", "completed_with_failures", "abandoned"]

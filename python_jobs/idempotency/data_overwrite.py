@@ -47,12 +47,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.delta.overwrite import (
     OutsideSlice,
     overwrite,
     partition_condition,
 )
-from python_jobs.shared.delta.tables import absolute, read_table
+from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.sources import read_files, source_identity
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.queries import query_text, require_rows, user_query

@@ -23,8 +23,9 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed
+from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.delta.streams import create_table, nullable
-from python_jobs.shared.delta.tables import absolute, delta_table
+from python_jobs.shared.delta.tables import delta_table
 from python_jobs.shared.postgres.clients import listed, reaching_postgres, table_name
 from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.spark.hadoop_files import HadoopFolder

@@ -30,14 +30,14 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
-from python_jobs.ingestion import passthrough_replicator_kafka as topic_replicator
-from python_jobs.ingestion.passthrough_replicator_kafka import Replicator, run_until_stopped
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.kafka import replication
+from python_jobs.shared.kafka.replication import Replicator, run_until_stopped
 
 
 @dataclass(frozen=True)
-class Parameters(topic_replicator.Parameters):
+class Parameters(replication.Parameters):
     """Reduce the JSON records of a Kafka topic to some fields, exactly once."""
 
     fields: dict[str, str] = field(default_factory=dict)

@@ -43,10 +43,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import latest_version, transaction_version
 from python_jobs.shared.delta.streams import BatchFunction, Paced, append, await_end, start_query
-from python_jobs.shared.delta.tables import absolute, is_path, read_table, table_exists, table_id
+from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, partition_counts, source_failure

@@ -40,15 +40,9 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, find_commit, latest_commit, write_once
-from python_jobs.shared.delta.tables import (
-    absolute,
-    delta_table,
-    is_path,
-    read_table,
-    read_version,
-    table_exists,
-)
+from python_jobs.shared.delta.tables import delta_table, read_table, read_version, table_exists
 from python_jobs.shared.files.readiness_names import UPKEEP
 from python_jobs.shared.files.sources import (
     parse_schema,

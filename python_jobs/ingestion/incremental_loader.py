@@ -38,6 +38,7 @@ from pyspark.sql import functions as F
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import (
     CONFLICTS,
     find_commit,
@@ -45,7 +46,7 @@ from python_jobs.shared.delta.commits import (
     transaction_version,
     write_once,
 )
-from python_jobs.shared.delta.tables import absolute, is_path, read_table, table_exists
+from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 

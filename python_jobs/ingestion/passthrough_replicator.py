@@ -40,7 +40,7 @@ from pyspark.sql import SparkSession
 
 from python_jobs.ingestion.replication_policy import Dataset, load_policy, refuse_sensitive
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
-from python_jobs.shared.delta.tables import absolute
+from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 

@@ -46,9 +46,11 @@ from pyspark.sql import functions as F
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import Interval
-from python_jobs.shared.delta.tables import absolute, is_path, read_table
+from python_jobs.shared.core.paths import absolute, is_path
+from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.readiness import (
     Marker,
+    partition_folder,
     regenerated,
 )
 from python_jobs.shared.files.readiness_names import CHANGES
@@ -104,11 +106,6 @@ class Parameters(Clocked):
 
 
 # --- the run --------------------------------------------------------------------------------------------
-
-
-def partition_folder(partition: Interval, grain: str) -> str:
-    """Return ``date=…/hour=…`` or ``date=…``."""
-    return f"date={partition.start:%F}" + (f"/hour={partition.start:%H}" if grain == "hour" else "")
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:

@@ -56,15 +56,9 @@ from python_jobs.ingestion.data_contract import (
     unknown_columns,
 )
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_metrics, commit_note, latest_version
-from python_jobs.shared.delta.tables import (
-    absolute,
-    delta_table,
-    is_path,
-    read_table,
-    table_exists,
-    table_location,
-)
+from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings

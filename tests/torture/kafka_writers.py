@@ -16,8 +16,8 @@ from python_jobs.error_management import checkpointer, kafka_consumer
 from python_jobs.idempotency import transactional_writer_kafka as transactional_producer
 from python_jobs.idempotency.transactional_writer_kafka import Reducer
 from python_jobs.ingestion import change_data_capture
-from python_jobs.ingestion import passthrough_replicator_kafka as topic_replicator
-from python_jobs.ingestion.passthrough_replicator_kafka import Replicator, run_until_stopped
+from python_jobs.shared.kafka import replication
+from python_jobs.shared.kafka.replication import Replicator, run_until_stopped
 from services.kafka import Record, running_broker
 from tests.support.session import environment
 from tests.torture.inputs import changed_users, noon
@@ -105,7 +105,7 @@ def changes_as_messages(spark: SparkSession, folder: Path) -> None:
 
 def copied_records(_: None, folder: Path) -> None:
     """Passthrough Replicator of a topic."""
-    run_until_stopped(Replicator(topic_replicator.Parameters(**_both_topics(folder))))
+    run_until_stopped(Replicator(replication.Parameters(**_both_topics(folder))))
 
 
 def reduced_records(_: None, folder: Path) -> None:

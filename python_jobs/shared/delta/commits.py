@@ -12,14 +12,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from python_jobs.shared.delta.tables import (
-    absolute,
-    delta_snapshot,
-    delta_table,
-    is_path,
-    table_exists,
-    table_location,
-)
+from python_jobs.shared.core.paths import absolute, is_path
+from python_jobs.shared.delta.tables import delta_snapshot, delta_table, table_exists, table_location
 
 # What Delta raises when another writer's commit came first. They have no common class of their own.
 CONFLICTS = (

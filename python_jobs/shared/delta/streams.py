@@ -24,7 +24,8 @@ from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
-from python_jobs.shared.delta.tables import absolute, delta_table, is_path, read_table, table_exists
+from python_jobs.shared.core.paths import absolute, is_path
+from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
 
 OutputMode = Literal["append", "update"]
 

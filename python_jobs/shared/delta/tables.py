@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -12,16 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady
-
-
-def is_path(table: str) -> bool:
-    """Return whether ``table`` is a path or URI; anything without ``/`` or ``:`` is a catalog name."""
-    return "/" in table or ":" in table
-
-
-def absolute(path: str) -> str:
-    """Return a local path made absolute (Delta refuses relative ones in SQL); a URI stays as it is."""
-    return path if ":" in path.split("/", 1)[0] else str(Path(path).absolute())
+from python_jobs.shared.core.paths import absolute, is_path
 
 
 def sql_name(table: str) -> str:

@@ -12,9 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import NotReady, WrongUse
-from python_jobs.shared.delta.tables import (
-    absolute,
-)
+from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 # What a reader of files must never do silently: a bad record as NULLs, a column under another's name.

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from python_jobs.shared.delta.tables import absolute
+from python_jobs.shared.core.paths import absolute
 
 
 class HadoopFolder:

@@ -11,11 +11,11 @@ from python_jobs.error_management.late_dates import (
     LatePlan,
     Partition,
     backfill_runs,
-    dates_between,
     late_plan,
     lookback_dates,
     not_redone,
 )
+from python_jobs.shared.core.dates import dates_between
 from tests.support.pytest_ids import REPOSITORY
 
 

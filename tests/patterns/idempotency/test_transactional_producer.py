@@ -145,7 +145,7 @@ def test_a_transaction_outlives_its_commit_and_can_not_be_set_up_otherwise(
     """The broker gives a transaction up 60 s after its commit is due; its own limit is 15 minutes."""
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        "python_jobs.ingestion.passthrough_replicator_kafka.Producer",
+        "python_jobs.shared.kafka.replication.Producer",
         lambda settings: made.append(settings) or _refuse(),
     )
     with pytest.raises(InterruptedError):

@@ -16,10 +16,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from python_jobs.ingestion import passthrough_replicator_kafka as topic_replicator
-from python_jobs.ingestion.passthrough_replicator_kafka import Parameters, Replicator
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.kafka import clients as kafka_clients
+from python_jobs.shared.kafka.replication import Parameters, Replicator
 from services.kafka import Broker, Record
 from services.processes import free_port
 from tests.support.pytest_ids import REPOSITORY
@@ -227,7 +226,7 @@ def test_added_partitions_end_the_run_instead_of_being_missed(
     broker: Broker, pair: Any, parameters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = pair
-    monkeypatch.setattr(topic_replicator, "_TOPICS_SECONDS", 0)
+    monkeypatch.setattr("python_jobs.shared.kafka.replication._TOPICS_SECONDS", 0)
     replicator = Replicator(parameters(until_end=False))
     broker.admin.create_partitions([NewPartitions(source, 3)])[source].result()
     with pytest.raises(JobFailed, match=f"{source} has 3 partitions by now, 2 are replicated"):

@@ -1,0 +1,32 @@
+"""Dates as ISO texts (2024-12-31), the unit of a daily run."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+_DAY = dt.timedelta(days=1)
+
+
+def parse_date(text: str) -> dt.date:
+    """Read an ISO date.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        if len(text) == 10:
+            return dt.date.fromisoformat(text)
+    except ValueError:
+        pass
+    raise ValueError(f"'{text}' is not a date; use 2024-12-31")
+
+
+def days_before(date: str, days: int) -> str:
+    """Return the date that many days earlier."""
+    return (parse_date(date) - days * _DAY).isoformat()
+
+
+def dates_between(first: str, last: str) -> list[str]:
+    """Return all dates from ``first`` to ``last``, both included; none if ``first`` is later."""
+    start, end = parse_date(first), parse_date(last)
+    return [(start + day * _DAY).isoformat() for day in range((end - start).days + 1)]

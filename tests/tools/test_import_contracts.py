@@ -1,0 +1,31 @@
+"""The contracts of imports name what the tree holds; ``make lint`` checks the imports themselves."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from tests.support.pytest_ids import REPOSITORY
+from tests.support.without_spark import programs_without_spark
+
+_CONTRACTS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]["contracts"]
+
+
+def _contract(name: str) -> dict[str, list[str]]:
+    return next(contract for contract in _CONTRACTS if contract["name"].startswith(name))
+
+
+def test_every_entry_point_is_protected_from_imports() -> None:
+    found = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for path in (REPOSITORY / "python_jobs").rglob("*.py")
+        if re.search(r"^if __name__ == ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert sorted(_contract("An entry point is a leaf")["protected_modules"]) == sorted(found)
+
+
+def test_every_program_without_spark_is_kept_from_importing_it() -> None:
+    named = _contract("What runs without Spark")["source_modules"]
+    assert sorted(named) == sorted(["python_jobs.shared.core", *programs_without_spark()])
