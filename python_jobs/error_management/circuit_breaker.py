@@ -73,7 +73,8 @@ class BreakerPolicy:
         require_at_least(1, failures_in_a_row=self.failures_in_a_row, minimum_calls=self.minimum_calls)
         if not 0 < self.failure_rate <= 1:
             raise WrongUse(f"failure_rate is {self.failure_rate}; it is a share above 0 and up to 1")
-        if self.window_seconds <= 0 or self.open_seconds <= 0:
+        # Written so that NaN, for which every comparison is false, is refused.
+        if not (self.window_seconds > 0 and self.open_seconds > 0):
             raise WrongUse("window_seconds and open_seconds must be above 0")
 
 

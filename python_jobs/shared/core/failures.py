@@ -34,7 +34,7 @@ def require_at_least(least: int, **numbers: float | None) -> None:
         WrongUse: one is below it.
     """
     for name, value in numbers.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # NaN is refused too
             raise WrongUse(f"{name} must be {least} or more, got {value:g}")
 
 

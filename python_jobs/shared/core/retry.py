@@ -18,10 +18,14 @@ from __future__ import annotations
 
 import enum
 import errno
+import http.client
 import logging
 import random
+import socket
+import ssl
 import threading
 import time
+import urllib.error
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -31,7 +35,7 @@ import requests
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
 from python_jobs.shared.core.clock import utc_now
-from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
 
 Result = TypeVar("Result")
 
@@ -64,9 +68,10 @@ class RetryBudgetExhausted(JobFailed):
     """No time or no retry token is left; the cause is the last error."""
 
 
+# A plain JobFailed says only that the work could not be done, so that it is none of these.
 _PERMANENT_TYPES = (
-    PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, JobFailed, ValueError, TypeError,
-    LookupError,
+    PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, WrongUse, DataRefused, NotReady,
+    ValueError, TypeError, LookupError,
 )  # fmt: skip
 _TRANSIENT_ERRNOS = {
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH,
@@ -74,7 +79,22 @@ _TRANSIENT_ERRNOS = {
 _AMBIGUOUS_ERRNOS = {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Answers that say that the request was not carried out.
 _TRANSIENT_STATUSES = {425, 429, 503}
-_AMBIGUOUS_STATUSES = {408, 500, 502, 504}
+_REQUEST_TIMEOUT = 408
+# What requests says of the caller's own request, before anything is sent.
+_PERMANENT_REQUESTS = (
+    requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema,
+    requests.exceptions.InvalidHeader, requests.exceptions.InvalidJSONError, requests.exceptions.URLRequired,
+    requests.exceptions.UnrewindableBodyError, requests.exceptions.StreamConsumedError,
+    requests.exceptions.TooManyRedirects,
+)  # fmt: skip
+# A handshake that breaks off in the middle is a lost connection, and no certificate that is wrong.
+_BROKEN_HANDSHAKES = (
+    "EOF occurred",
+    "UNEXPECTED_EOF",
+    "timed out",
+    "Connection reset",
+    "ConnectionResetError",
+)
 # Spark and Delta say by their text what failed below them. The first sign that is found decides.
 _SIGNS = {
     "AccessControlException": Failure.PERMANENT,
@@ -85,6 +105,8 @@ _SIGNS = {
     "No space left on device": Failure.PERMANENT,
     "DELTA_CONCURRENT": Failure.TRANSIENT,
     "java.net.ConnectException": Failure.TRANSIENT,
+    "java.net.URISyntaxException": Failure.PERMANENT,
+    "java.net.MalformedURLException": Failure.PERMANENT,
     "java.net.": Failure.AMBIGUOUS,
     "java.io.IOException": Failure.AMBIGUOUS,
     "java.util.concurrent.TimeoutException": Failure.AMBIGUOUS,
@@ -95,11 +117,17 @@ def classify(error: BaseException) -> Failure:
     """Return the class of an error of Python's, requests', Spark's or Delta's; subclasses share their parent's."""
     if isinstance(error, requests.RequestException):
         return _classify_request(error)
+    if isinstance(error, urllib.error.HTTPError):
+        return classify_status(error.code)
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+        return classify(error.reason)
+    if isinstance(error, http.client.HTTPException):
+        return Failure.PERMANENT if isinstance(error, http.client.InvalidURL) else Failure.AMBIGUOUS
     if isinstance(error, RetryBudgetExhausted):
         return Failure.UNKNOWN  # tried enough; whoever counts failures has to count this one
-    if isinstance(error, RateLimited | ConnectionRefusedError):
+    if isinstance(error, RateLimited | ConnectionRefusedError | socket.gaierror):
         return Failure.TRANSIENT
-    if isinstance(error, ConnectionError | TimeoutError):
+    if isinstance(error, ConnectionError | TimeoutError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return Failure.AMBIGUOUS
     if isinstance(error, _PERMANENT_TYPES):
         return Failure.PERMANENT
@@ -111,19 +139,31 @@ def classify(error: BaseException) -> Failure:
     return next((failure for sign, failure in _SIGNS.items() if sign in text), Failure.UNKNOWN)
 
 
+def classify_status(status: int) -> Failure:
+    """Return the class of an HTTP answer that is no success.
+
+    The server's faults, and numbers that no standard knows (520 to 529 of proxies), are ambiguous: only an answer of
+    the range 300 to 499 says that the request itself is at fault.
+    """
+    if status in _TRANSIENT_STATUSES:
+        return Failure.TRANSIENT
+    is_the_callers = 300 <= status < 500 and status != _REQUEST_TIMEOUT
+    return Failure.PERMANENT if is_the_callers else Failure.AMBIGUOUS
+
+
 def _classify_request(error: requests.RequestException) -> Failure:
-    if error.response is not None:
-        status = error.response.status_code
-        if status in _TRANSIENT_STATUSES:
-            return Failure.TRANSIENT
-        return Failure.AMBIGUOUS if status in _AMBIGUOUS_STATUSES else Failure.PERMANENT
-    if isinstance(error, requests.exceptions.SSLError | requests.exceptions.InvalidURL):
+    if isinstance(error, requests.exceptions.JSONDecodeError):
+        return Failure.AMBIGUOUS  # an answer that broke off, or a proxy's page in its place
+    if isinstance(error, _PERMANENT_REQUESTS):
         return Failure.PERMANENT
+    if error.response is not None and error.response.status_code >= 300:
+        return classify_status(error.response.status_code)
+    if isinstance(error, requests.exceptions.SSLError):
+        broke_off = any(sign in str(error) for sign in _BROKEN_HANDSHAKES)
+        return Failure.AMBIGUOUS if broke_off else Failure.PERMANENT
     if isinstance(error, requests.ConnectTimeout):
         return Failure.TRANSIENT
-    if isinstance(error, requests.ConnectionError | requests.Timeout):
-        return Failure.AMBIGUOUS
-    return Failure.PERMANENT
+    return Failure.AMBIGUOUS
 
 
 def retry_after(error: BaseException) -> float:
@@ -132,7 +172,7 @@ def retry_after(error: BaseException) -> float:
         return error.retry_after
     response = getattr(error, "response", None)
     asked = "" if response is None else response.headers.get("Retry-After", "").strip()
-    if asked.isdigit():
+    if asked.isascii() and asked.isdigit():
         return float(asked)
     try:
         moment = parsedate_to_datetime(asked)
@@ -190,14 +230,15 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         require_at_least(1, attempts=self.attempts)
-        if self.base_seconds < 0 or self.cap_seconds < self.base_seconds:
+        # Written so that NaN, for which every comparison is false, is refused.
+        if not 0 <= self.base_seconds <= self.cap_seconds:
             raise WrongUse(
                 f"base_seconds is {self.base_seconds} and cap_seconds {self.cap_seconds}; "
                 "0 <= base_seconds <= cap_seconds is allowed"
             )
         if self.jitter not in ("full", "tenth"):
             raise WrongUse(f"jitter is '{self.jitter}'; it must be full or tenth")
-        if self.attempt_seconds <= 0 or self.total_seconds <= 0:
+        if not (self.attempt_seconds > 0 and self.total_seconds > 0):
             raise WrongUse("attempt_seconds and total_seconds must be above 0")
 
     def pauses(self, retry: int) -> tuple[float, float]:

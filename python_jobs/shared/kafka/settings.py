@@ -7,7 +7,20 @@ from collections.abc import Mapping
 
 from python_jobs.shared.core.failures import WrongUse
 
-_SECRET = re.compile(r"password|jaas|secret|ssl\.keystore\.key", re.IGNORECASE)
+# Secret settings of librdkafka and of the Java client, by what their names have in common; a setting of a later version
+# is caught too. Certificates are public, and so are names of files, addresses and classes.
+_SECRET = re.compile(
+    r"password|passphrase|passwd|secret|credential|jaas|private\.key|\bssl[._]key$|\.key\.pem|keystore\.key|"
+    r"oauthbearer\.config|user\.info|api\.key|access\.key|token$",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(r"[._](location|file|path|url|uri|class|type|algorithm|id|ms|seconds)$", re.IGNORECASE)
+_POINTER = r"\$\{env:\w+\}"
+# Settings that hold a whole login: the secret among its fields has to be the pointer.
+_LOGIN = re.compile(r"jaas|oauthbearer\.config|user\.info", re.IGNORECASE)
+_SECRET_FIELD = re.compile(
+    rf"(?:password|passphrase|secret|token)\w*\s*=(?!\s*[\"']?{_POINTER})", re.IGNORECASE
+)
 
 
 def refuse_secrets(settings: Mapping[str, str]) -> None:
@@ -17,7 +30,13 @@ def refuse_secrets(settings: Mapping[str, str]) -> None:
         WrongUse: a secret isn't given as ``${env:NAME}``.
     """
     for name, value in settings.items():
-        if _SECRET.search(name) and not re.fullmatch(r".*\$\{env:\w+\}.*", value, re.DOTALL):
+        if not _SECRET.search(name) or _PLACE.search(name):
+            continue
+        if _LOGIN.search(name):
+            is_pointer = bool(re.search(_POINTER, value)) and not _SECRET_FIELD.search(value)
+        else:
+            is_pointer = bool(re.fullmatch(_POINTER, value))
+        if not is_pointer:
             raise WrongUse(f"the Kafka setting {name} is a secret: pass it as ${{env:NAME}}")
 
 

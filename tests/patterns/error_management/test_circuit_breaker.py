@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,6 +101,42 @@ def test_failures_older_than_the_window_are_forgotten(dependency: Dependency) ->
     dependency.now -= 150.1
     dependency.fail(1)
     assert dependency.breaker().status().state is State.OPEN
+
+
+@pytest.mark.parametrize(("later", "state"), [(600, State.OPEN), (600.001, State.CLOSED)])
+def test_an_outcome_as_old_as_the_window_still_counts(
+    dependency: Dependency, later: float, state: State
+) -> None:
+    dependency.fail(4)
+    dependency.now += later
+    dependency.fail(1)
+    assert dependency.breaker().status().state is state
+
+
+@pytest.mark.parametrize(("good", "state"), [(10, State.OPEN), (11, State.CLOSED)])
+def test_a_share_of_failures_that_equals_the_rate_opens_it(
+    dependency: Dependency, good: int, state: State
+) -> None:
+    breaker = dependency.breaker(failures_in_a_row=100, minimum_calls=20)
+    for _ in range(good):
+        breaker.call(dependency.good)
+    dependency.fail(10, breaker)
+    assert breaker.status().state is state
+
+
+def test_five_answers_that_no_list_knows_open_it(dependency: Dependency) -> None:
+    """522 is a proxy's: its origin did not answer."""
+
+    def unavailable() -> None:
+        answer = requests.Response()
+        answer.status_code = 522
+        answer.raise_for_status()
+
+    for _ in range(5):
+        with pytest.raises(requests.HTTPError):
+            dependency.breaker().call(unavailable)
+    with pytest.raises(CircuitOpen):
+        dependency.breaker().call(dependency.good)
 
 
 def test_one_probe_passes_after_the_pause_and_a_second_caller_is_rejected(dependency: Dependency) -> None:
@@ -293,6 +330,10 @@ def test_names_that_are_no_file_names_are_refused(dependency: Dependency, name: 
         {"failure_rate": 1.1},
         {"open_seconds": 0},
         {"window_seconds": 0},
+        {"window_seconds": math.nan},
+        {"open_seconds": math.nan},
+        {"failure_rate": math.nan},
+        {"minimum_calls": math.nan},
     ],
 )
 def test_wrong_policies_are_refused(policy: dict[str, Any]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.client
 import logging
 import math
+import socket
+import ssl
 import threading
+import urllib.error
 from collections.abc import Callable
+from email.message import Message
 from typing import Any
 
 import pytest
 import requests
 
-from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.retry import (
     Failure,
     RateLimited,
@@ -201,6 +207,7 @@ def http_error(status: int, **headers: str) -> requests.HTTPError:
         ),
         (http_error(503, Retry_After="Wed, 21 Oct 2015 07:28:30 GMT"), 0),
         (http_error(503, Retry_After="soon"), 0),
+        (http_error(503, Retry_After="²"), 0),
         (http_error(503), 0),
         (ValueError(), 0),
     ],
@@ -239,11 +246,50 @@ def test_retry_after_is_read_as_seconds_or_as_a_date(error: Exception, seconds: 
         (requests.ConnectionError(), Failure.AMBIGUOUS),
         (requests.exceptions.SSLError(), Failure.PERMANENT),
         (requests.exceptions.InvalidURL(), Failure.PERMANENT),
+        (requests.exceptions.MissingSchema(), Failure.PERMANENT),
+        (requests.exceptions.TooManyRedirects(), Failure.PERMANENT),
+        (requests.exceptions.InvalidJSONError(), Failure.PERMANENT),
+        (requests.exceptions.SSLError("UNEXPECTED_EOF_WHILE_READING"), Failure.AMBIGUOUS),
+        (requests.exceptions.ChunkedEncodingError(), Failure.AMBIGUOUS),
+        (requests.exceptions.ContentDecodingError(), Failure.AMBIGUOUS),
+        (requests.exceptions.JSONDecodeError("broke off", "{", 1), Failure.AMBIGUOUS),
+        (requests.exceptions.ProxyError(), Failure.AMBIGUOUS),
+        (requests.RequestException("new in a later version"), Failure.AMBIGUOUS),
+        (http.client.IncompleteRead(b"{"), Failure.AMBIGUOUS),
+        (http.client.BadStatusLine("?"), Failure.AMBIGUOUS),
+        (http.client.InvalidURL("a b"), Failure.PERMANENT),
+        (urllib.error.HTTPError("http://a", 522, "", Message(), None), Failure.AMBIGUOUS),
+        (urllib.error.HTTPError("http://a", 404, "", Message(), None), Failure.PERMANENT),
+        (urllib.error.URLError(ConnectionRefusedError()), Failure.TRANSIENT),
+        (socket.gaierror(socket.EAI_AGAIN, "no name server"), Failure.TRANSIENT),
+        (ssl.SSLEOFError(), Failure.AMBIGUOUS),
+        (ssl.SSLCertVerificationError(), Failure.PERMANENT),
+        (RuntimeError("java.net.URISyntaxException: a b"), Failure.PERMANENT),
+        (JobFailed("PostgreSQL: the server is away"), Failure.UNKNOWN),
+        (DataRefused("a rule"), Failure.PERMANENT),
     ],
     ids=repr,
 )
 def test_errors_are_classified(error: Exception, failure: Failure) -> None:
     assert classify(error) is failure
+
+
+def test_only_an_answer_that_blames_the_request_is_permanent() -> None:
+    """What no list names, such as 507 and the 520 to 529 of proxies, may heal."""
+    found = {status: classify(http_error(status)) for status in (*range(300, 600), 999)}
+    transient = {status for status, failure in found.items() if failure is Failure.TRANSIENT}
+    permanent = {status for status, failure in found.items() if failure is Failure.PERMANENT}
+    assert transient == {425, 429, 503}
+    assert permanent == set(range(300, 500)) - {408, 425, 429}
+    assert {found[status] for status in (408, 500, 507, 520, 522, 529, 599, 999)} == {Failure.AMBIGUOUS}
+
+
+@pytest.mark.parametrize(("total", "calls"), [(1.0, 1), (1.001, 2)])
+def test_a_pause_that_ends_with_the_total_time_is_not_begun(time: Time, total: float, calls: int) -> None:
+    operation = Operation(time, TimeoutError())
+    with pytest.raises(RetryBudgetExhausted) if calls == 1 else contextlib.nullcontext():
+        retrier(time, base_seconds=1, total_seconds=total).call(operation, idempotent=True)
+    assert (operation.calls, len(time.sleeps)) == (calls, calls - 1)
 
 
 def test_callers_share_a_budget_of_retries_that_successes_refill(time: Time) -> None:
@@ -296,6 +342,9 @@ def test_the_log_names_the_kind_of_error_and_not_what_was_sent(
         ({"base_seconds": -1}, "0 <= base_seconds <= cap_seconds is allowed"),
         ({"jitter": "none"}, "jitter is 'none'; it must be full or tenth"),
         ({"total_seconds": 0}, "must be above 0"),
+        ({"total_seconds": math.nan}, "must be above 0"),
+        ({"attempt_seconds": math.nan}, "must be above 0"),
+        ({"cap_seconds": math.nan}, "0 <= base_seconds <= cap_seconds is allowed"),
     ],
 )
 def test_wrong_policies_are_refused_in_one_sentence(policy: dict[str, Any], message: str) -> None:
