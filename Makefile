@@ -1,14 +1,21 @@
-# `make demo` sets up and runs the main job; `make test` sets up and runs every test.
+# `make demo` sets up and runs the main job; `make test` sets up and runs the tests, `make test-all` every one.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 ACTIVATE := source .venv/bin/activate
 
-.PHONY: help setup demo services test lint mutations torture bench docs clean
+# A misspelt name would be ignored and the target run as if nothing had been said.
+VARIABLES := INPUT VISITS SOURCE SAMPLE PYTHON
+UNKNOWN := $(filter-out $(VARIABLES),$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
+ifneq ($(UNKNOWN),)
+$(error There is no variable $(UNKNOWN): the variables are $(VARIABLES))
+endif
+
+.PHONY: help setup demo services test test-all lint mutations torture bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: ## virtual environment, pins, jars, activate script; does nothing the second time
 	@$(PYTHON) tools/setup.py
@@ -21,7 +28,10 @@ demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for an
 services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
 	@$(ACTIVATE) && python -m services
 
-test: setup ## run every test
+test: setup ## run the tests, without those that kill processes, start clusters or replay the case study
+	@$(ACTIVATE) && pytest --tier test
+
+test-all: setup ## run every test
 	@$(ACTIVATE) && pytest
 
 lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks

@@ -48,11 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: None if making.poll() is not None else kill_group(making))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes minutes in one file: as the last it would keep one worker while the others have nothing."""
-    items.sort(key=lambda item: item.path.parent.name not in {"torture", "lakehouse"})
-
-
 @pytest.fixture(scope="session", autouse=True)
 def small_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let the Spark processes that tests start, and kill, start as fast as they can."""

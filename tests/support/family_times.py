@@ -1,4 +1,4 @@
-"""Prints the total time of each family at the end of the run: each has a share of the suite's budget."""
+"""Prints the run's time at its end: by family, which has a share of the budget, by phase, and the slowest modules."""
 
 from __future__ import annotations
 
@@ -7,21 +7,44 @@ from pathlib import PurePosixPath
 
 import pytest
 
-_seconds: Counter[str] = Counter()
+SLOWEST = 20
 
-
-def _family(nodeid: str) -> str:
-    parts = PurePosixPath(nodeid.split("::")[0]).parts
-    return "/".join(parts[1:3]) if len(parts) > 2 else parts[-1]
+_seconds: Counter[tuple[str, str]] = Counter()
+"""By module and phase (setup, call, teardown); a module's fixtures are in the set-up of its first test."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add the duration of a set-up, call or tear-down to its family."""
-    _seconds[_family(report.nodeid)] += report.duration
+    """Add the duration of a set-up, call or tear-down."""
+    _seconds[report.nodeid.split("::")[0], report.when] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write one line a family."""
-    terminalreporter.section("seconds per family")
-    for family, seconds in _seconds.most_common():
-        terminalreporter.write_line(f"{seconds:8.1f}  {family}")
+    """Write the tables, unless nothing was run."""
+    families, phases, modules = totals(_seconds)
+    for title, found in (
+        ("seconds by family", families.most_common()),
+        ("seconds by phase", phases.most_common()),
+        (f"seconds by module, the slowest {SLOWEST}", modules.most_common(SLOWEST)),
+    ):
+        if found:
+            terminalreporter.section(title)
+        for name, seconds in found:
+            terminalreporter.write_line(f"{seconds:8.1f}  {name}")
+
+
+def totals(seconds: Counter[tuple[str, str]]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Return the seconds by family, by phase and by module."""
+    families: Counter[str] = Counter()
+    phases: Counter[str] = Counter()
+    modules: Counter[str] = Counter()
+    for (module, phase), spent in seconds.items():
+        families[family_of(module)] += spent
+        phases[phase] += spent
+        modules[module] += spent
+    return families, phases, modules
+
+
+def family_of(module: str) -> str:
+    """Return `patterns/idempotency` of `tests/patterns/idempotency/test_merger.py`, and a top module's name."""
+    parts = PurePosixPath(module).parts
+    return "/".join(parts[1:-1][:2]) or parts[-1]
