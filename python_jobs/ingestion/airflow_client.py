@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import requests
 
+from python_jobs.shared.core.retry import Failure, classify_status
+
 ANSWER_SECONDS = 30
 
 
@@ -24,7 +26,7 @@ class TriggerFailed(Exception):
 
 @dataclass(frozen=True)
 class Airflow:
-    """A DAG of an Airflow, and whence its credentials come."""
+    """A DAG of an Airflow, and the source of its credentials."""
 
     url: str
     """Base URL, such as http://localhost:8080."""
@@ -53,14 +55,24 @@ class Airflow:
         if missing:
             raise TriggerFailed(f"environment variable {missing[0]} is not set", transient=False)
         login = {"username": os.environ[self.user_env], "password": os.environ[self.password_env]}
-        token = self._post("/auth/token", login, {200, 201}, {}).json()["access_token"]
+        answer = self._post("/auth/token", login, {200, 201}, {})
+        try:
+            token = answer.json()["access_token"]
+        except (requests.exceptions.JSONDecodeError, LookupError, TypeError):
+            # An answer that broke off, or a proxy's page in its place.
+            raise TriggerFailed(
+                "Airflow's answer to POST /auth/token holds no access_token", transient=True
+            ) from None
         return {"Authorization": f"Bearer {token}"}
 
     def _post(
         self, path: str, body: Mapping[str, Any], good: set[int], headers: Mapping[str, str]
     ) -> requests.Response:
         try:
-            answer = requests.post(self.url + path, json=body, headers=headers, timeout=ANSWER_SECONDS)
+            # A redirect would make a GET of it, whose 200 starts nothing.
+            answer = requests.post(
+                self.url + path, json=body, headers=headers, timeout=ANSWER_SECONDS, allow_redirects=False
+            )
         except requests.RequestException as failure:
             # Only the kind of failure: the exception's text may hold what was sent.
             raise TriggerFailed(
@@ -69,6 +81,6 @@ class Airflow:
         if answer.status_code not in good:
             raise TriggerFailed(
                 f"Airflow answered {answer.status_code} to POST {path}",
-                transient=answer.status_code >= 500 or answer.status_code == 429,
+                transient=classify_status(answer.status_code) is not Failure.PERMANENT,
             )
         return answer

@@ -16,14 +16,18 @@ Source: Data Engineering Design Patterns, chapter 2, External Trigger.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import fcntl
+import functools
 import hmac
 import importlib.metadata
+import ipaddress
 import json
 import logging
 import math
 import os
 import re
+import shutil
 import signal
 import string
 import subprocess
@@ -36,24 +40,26 @@ from pathlib import Path
 
 import filelock
 import flask
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaException
 from tenacity.nap import sleep_using_event
 from waitress.server import create_server
 
 from python_jobs.ingestion.airflow_client import Airflow, TriggerFailed
-from python_jobs.ingestion.run_registry import Run, RunRegistry
-from python_jobs.ingestion.trigger_events import PLACEHOLDERS, Event, Filter, read_envelope
+from python_jobs.ingestion.run_registry import Envelope, Run, RunRegistry
+from python_jobs.ingestion.trigger_events import PLACEHOLDERS, Event, Filter, digest, read_envelope
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
-from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
+from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy, classify
 from python_jobs.shared.core.yaml_files import read_yaml
+from python_jobs.shared.kafka.clients import passes
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "external_trigger"
 REGISTRY_FILE = "runs.sqlite"
 MAX_ENVELOPE_BYTES = 1_000_000
 KAFKA_ANSWER_SECONDS = 10
+_PRUNE_EVERY = dt.timedelta(hours=1)
 
 _OF_THE_RUN = frozenset({"run_id", "conf_file"})
 
@@ -87,6 +93,11 @@ class Workload:
             raise WrongUse(f"workload {self.name} needs either command or airflow")
         limits = {"max_active_runs": self.max_active_runs, "attempts": self.attempts}
         require_at_least(1, **{f"{name} of workload {self.name}": limit for name, limit in limits.items()})
+        require_at_least(0, **{f"retry_seconds of workload {self.name}": self.retry_seconds})
+        if not self.timeout_seconds > 0:
+            raise WrongUse(
+                f"timeout_seconds of workload {self.name} must be above 0, got {self.timeout_seconds:g}"
+            )
         for literal, name in _pieces(self.command or []):
             if name not in {"", *PLACEHOLDERS, *_OF_THE_RUN}:
                 raise WrongUse(
@@ -130,7 +141,10 @@ class Parameters:
     port: int = 8123
     """Port to listen on; 0 takes a free one."""
     token_env: str | None = None
-    """Environment variable with the bearer token that every request must carry; none by default."""
+    """Environment variable with the bearer token that every request must carry; only a loopback address needs none."""
+    retention_days: float = 90
+    """How long runs that succeeded, their logs and their envelopes are kept, in days. An event that is delivered again
+    later than that runs again. Dead letters are kept until they are replayed."""
 
     def __post_init__(self) -> None:
         names = [workload.name for workload in self.workloads]
@@ -138,6 +152,13 @@ class Parameters:
             raise WrongUse(f"workloads must have names of their own, got {names}")
         if self.token_env is not None and not os.environ.get(self.token_env):
             raise WrongUse(f"environment variable {self.token_env}, which token_env names, is not set")
+        if self.token_env is None and not _is_loopback(self.host):
+            raise WrongUse(
+                f"host '{self.host}' is reachable from other machines: name an environment variable with a token in "
+                "token_env, or listen on 127.0.0.1"
+            )
+        if not 0 <= self.retention_days <= 36_500:
+            raise WrongUse(f"retention_days must be between 0 and 36500, got {self.retention_days:g}")
 
 
 @dataclass(frozen=True)
@@ -152,6 +173,13 @@ class Outcome:
     """Events that no workload wants."""
     dead_letters: list[str]
     """Ids of what can't be read."""
+    errors: list[str]
+    """Why each of them can't be read."""
+
+    @property
+    def rejected(self) -> bool:
+        """Whether nothing of the envelope can be read."""
+        return bool(self.dead_letters) and not (self.triggered or self.known or self.ignored)
 
 
 # --- the handler ----------------------------------------------------------------------------------------
@@ -164,6 +192,8 @@ class Trigger:
         self.workloads = {workload.name: workload for workload in parameters.workloads}
         self.registry = registry
         self._folder = Path(parameters.registry).absolute() / "runs"
+        self._retention = dt.timedelta(days=parameters.retention_days)
+        self._pruned_at: dt.datetime | None = None
         self._stopping = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -180,19 +210,31 @@ class Trigger:
         now = now or utc_now().isoformat()
         events, poisons = read_envelope(body)
         request_id = str(uuid.uuid4())
+        envelope = Envelope(digest(body), body.decode("utf-8-sig")) if events else None
         runs, ignored = [], 0
         for event in events:
             wanted = [workload for workload in self.workloads.values() if workload.when.accepts(event)]
-            runs += [Run(w.run_id(event), w.name, _conf(event, body, now, request_id)) for w in wanted]
+            conf = _conf(event, digest(body), now, request_id)
+            runs += [Run(w.run_id(event), w.name, conf) for w in wanted]
             if not wanted:
                 ignored += 1
                 log.info("ignored %s of %s in %s: no workload wants it", event.type, event.key, event.bucket)
-        new = self.registry.accept(runs, poisons, now, replaces)
+        new = self.registry.accept(runs, poisons, now, replaces, envelope)
         for poison in poisons:
             log.warning("dead letter %s: %s", poison.id, poison.error)
+        self.prune(dt.datetime.fromisoformat(now))
         self.wake()
-        known = [run.run_id for run in runs if run.run_id not in new]
-        return Outcome(new, known, ignored, [poison.id for poison in poisons])
+        are_new = set(new)
+        known = [run.run_id for run in runs if run.run_id not in are_new]
+        return Outcome(new, known, ignored, [p.id for p in poisons], [p.error for p in poisons])
+
+    def prune(self, now: dt.datetime) -> None:
+        """Forget what ended well before the retention began, with its logs; at most once an hour."""
+        if self._pruned_at is not None and now - self._pruned_at < _PRUNE_EVERY:
+            return
+        self._pruned_at = now
+        for run_id in self.registry.prune((now - self._retention).isoformat()):
+            shutil.rmtree(self._folder / run_id, ignore_errors=True)
 
     def replay(self, dead_letter: str) -> list[str]:
         """Run a dead letter again; return its runs, none if it has been replayed before or isn't known.
@@ -322,8 +364,9 @@ class Trigger:
 
 
 def _failure_of(error: BaseException) -> Failure:
-    transient = isinstance(error, TriggerFailed) and error.transient
-    return Failure.AMBIGUOUS if transient else Failure.PERMANENT
+    if isinstance(error, TriggerFailed):
+        return Failure.AMBIGUOUS if error.transient else Failure.PERMANENT
+    return classify(error)
 
 
 def command_of(workload: Workload, run: Run, conf_file: Path) -> list[str]:
@@ -357,14 +400,18 @@ def _pieces(command: list[str]) -> Iterator[tuple[str, str]]:
             yield literal, name or ""
 
 
-def _conf(event: Event, body: bytes, now: str, request_id: str) -> str:
-    """Return the context of a run as JSON: who triggered it, by what, when."""
+def _conf(event: Event, envelope_id: str, now: str, request_id: str) -> str:
+    """Return the context of a run as JSON: who triggered it, by what, when.
+
+    Of an envelope with many records each run has its own one: the registry keeps the whole envelope once.
+    """
     return json.dumps(
         {
-            "event": body.decode("utf-8", errors="replace"),
+            "event": event.alone,
+            "envelope_id": envelope_id,
             "trigger": {
                 "function_name": NAME,
-                "function_version": importlib.metadata.version("lakehouse-patterns"),
+                "function_version": _version(),
                 "request_id": request_id,
             },
             "event_type": event.type,
@@ -375,6 +422,11 @@ def _conf(event: Event, body: bytes, now: str, request_id: str) -> str:
             "values": event.values(),
         }
     )
+
+
+@functools.cache
+def _version() -> str:
+    return importlib.metadata.version("lakehouse-patterns")
 
 
 def _last_line(path: Path) -> str:
@@ -394,14 +446,31 @@ def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
 
     @app.before_request
     def authorize() -> None:
-        given = flask.request.headers.get("Authorization", "")
+        request = flask.request
+        given = request.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             flask.abort(401)
+        # A page of any site that somebody on this machine opens may send requests here, but not without these signs.
+        if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
+            flask.abort(403, "requests of web pages are refused")
+        if token is None and not _is_loopback(_host_name(request.host)):
+            flask.abort(403, f"the host '{request.host}' is not this machine's; use 127.0.0.1 or localhost")
+        is_bare = not request.mimetype and not request.content_length
+        if request.method == "POST" and request.mimetype != "application/json" and not is_bare:
+            flask.abort(415, "the content type must be application/json")
 
     @app.post("/events")
     def events() -> tuple[flask.Response, int]:
-        # 202 for a malformed envelope too: it is kept here, a redelivery would change nothing.
-        return flask.jsonify(vars(trigger.handle(flask.request.get_data()))), 202
+        outcome = trigger.handle(flask.request.get_data())
+        # A malformed envelope is kept like any other: its sender hears the reason and need not send it again.
+        return flask.jsonify(vars(outcome)), 422 if outcome.rejected else 202
+
+    @app.get("/envelopes/<envelope_id>")
+    def envelope(envelope_id: str) -> flask.Response:
+        body = trigger.registry.envelope(envelope_id)
+        if body is None:
+            flask.abort(404)
+        return flask.Response(body, mimetype="application/json")
 
     @app.get("/runs")
     def runs() -> flask.Response:
@@ -421,23 +490,41 @@ def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
     return app
 
 
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port; the colons of an IPv6 address stand in brackets."""
+    return re.sub(r":[0-9]*$", "", host).lower()
+
+
 def consumer_of(kafka: Kafka) -> Consumer:
     """Return a consumer of an existing topic that commits nothing by itself.
 
     Raises:
         NotReady: the brokers don't answer.
-        WrongUse: there is no such topic.
+        WrongUse: there is no such topic, or a setting is wrong.
     """
     settings = {} if kafka.settings_file is None else read_yaml(kafka.settings_file, "settings file")
-    consumer = Consumer(
-        {"auto.offset.reset": "earliest", "log_level": 0}
-        | settings
-        | {
-            "bootstrap.servers": os.path.expandvars(kafka.bootstrap_servers),
-            "group.id": kafka.group,
-            "enable.auto.commit": False,
-        }
-    )
+    try:
+        consumer = Consumer(
+            {"auto.offset.reset": "earliest", "log_level": 0}
+            | settings
+            | {
+                "bootstrap.servers": os.path.expandvars(kafka.bootstrap_servers),
+                "group.id": kafka.group,
+                "enable.auto.commit": False,
+            }
+        )
+    except (KafkaException, TypeError) as failure:
+        said = failure.args[0].str() if isinstance(failure, KafkaException) else failure
+        raise WrongUse(f"the settings of Kafka are wrong: {said}") from None
     try:
         topic = consumer.list_topics(kafka.topic, timeout=KAFKA_ANSWER_SECONDS).topics[kafka.topic]
     except KafkaException as failure:
@@ -459,7 +546,7 @@ def consume(consumer: Consumer, trigger: Trigger, stopping: threading.Event) -> 
                 continue
             error = message.error()
             if error is not None:
-                if error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                if error.fatal() or not passes(error):
                     raise JobFailed(f"Kafka: {error.str()}")
                 log.warning("Kafka: %s", error.str())  # librdkafka connects again by itself
                 continue
@@ -490,6 +577,7 @@ def running_trigger(parameters: Parameters) -> Iterator[Trigger]:
     trigger = Trigger(parameters, registry)
     try:
         registry.requeue_running()
+        trigger.prune(utc_now())
         trigger.wake()
         yield trigger
     finally:
@@ -501,8 +589,12 @@ def running_trigger(parameters: Parameters) -> Iterator[Trigger]:
 def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: None) -> None:
     """Handle events until a signal; ``ready`` is called with the port when they may come."""
     stopping = threading.Event()
-    failures: list[JobFailed | KafkaException] = []
-    with running_trigger(parameters) as trigger, contextlib.ExitStack() as stack:
+    failures: list[Exception] = []
+    with (
+        running_trigger(parameters) as trigger,
+        contextlib.suppress(KeyboardInterrupt),
+        contextlib.ExitStack() as stack,
+    ):
         token = os.environ[parameters.token_env] if parameters.token_env else None
         server = create_server(create_app(trigger, token), host=parameters.host, port=parameters.port)
         if parameters.kafka is not None:
@@ -511,7 +603,7 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
             def consume_or_end() -> None:
                 try:
                     consume(consumer, trigger, stopping)
-                except (JobFailed, KafkaException) as failure:
+                except Exception as failure:  # nobody would miss a thread that is gone: the process ends
                     failures.append(failure)
                     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -521,10 +613,11 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
             stack.callback(stopping.set)
         stack.callback(server.close)
         ready(server.effective_port)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run()
+        server.run()
     if failures:
-        raise JobFailed(str(failures[0]))
+        failure = failures[0]
+        said = str(failure) if isinstance(failure, JobFailed) else f"{type(failure).__name__}: {failure}"
+        raise JobFailed(f"nothing is read from Kafka any more: {said}")
 
 
 def run(parameters: Parameters) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from python_jobs.ingestion.trigger_events import Poison
 from python_jobs.shared.core.failures import WrongUse
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _SCHEMA = """
 create table runs (
@@ -27,7 +27,8 @@ create table runs (
     attempts integer not null default 0,
     error text,
     queued_at text not null,
-    ended_at text
+    ended_at text,
+    envelope_id text
 );
 create index runs_by_status on runs (workload, status);
 create table poisons (
@@ -36,6 +37,17 @@ create table poisons (
     error text not null,
     received_at text not null,
     replayed_at text
+);
+create table envelopes (
+    envelope_id text primary key,
+    body text not null
+);
+"""
+_FROM_FORMAT_1 = """
+alter table runs add column envelope_id text;
+create table envelopes (
+    envelope_id text primary key,
+    body text not null
 );
 """
 
@@ -48,6 +60,15 @@ class Run:
     workload: str
     conf: str
     """JSON: the context the workload gets."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What came in one delivery; its runs refer to it."""
+
+    id: str
+    """The same for every delivery."""
+    body: str
 
 
 @dataclass(frozen=True)
@@ -76,8 +97,9 @@ class RunRegistry:
         self._connection.execute("pragma synchronous = full")  # acknowledged means on the disk
         with self._transaction() as db:
             version = db.execute("pragma user_version").fetchone()[0]
-            if version == 0:
-                for statement in filter(str.strip, _SCHEMA.split(";")):
+            changes = {0: _SCHEMA, 1: _FROM_FORMAT_1}.get(version)
+            if changes is not None:
+                for statement in filter(str.strip, changes.split(";")):
                     db.execute(statement)
                 db.execute(f"pragma user_version = {FORMAT_VERSION}")
             elif version != FORMAT_VERSION:
@@ -88,12 +110,22 @@ class RunRegistry:
         self._connection.close()
 
     def accept(
-        self, runs: Sequence[Run], poisons: Sequence[Poison], now: str, replaces: str | None = None
+        self,
+        runs: Sequence[Run],
+        poisons: Sequence[Poison],
+        now: str,
+        replaces: str | None = None,
+        envelope: Envelope | None = None,
     ) -> list[str]:
         """Keep an envelope's runs and unreadable records, all in one transaction; return the runs that are new.
 
-        ``replaces`` marks an unreadable record as replayed in the same transaction; if it has been already, nothing
-        is kept.
+        Args:
+            runs: what the envelope starts.
+            poisons: what of it can't be read.
+            now: when it came.
+            replaces: unreadable record that is marked as replayed in the same transaction; if it has been already,
+                nothing is kept.
+            envelope: kept once, if a run is new, however many runs refer to it.
         """
         new = []
         with self._transaction() as db:
@@ -106,11 +138,16 @@ class RunRegistry:
                     return []
             for run in runs:
                 added = db.execute(
-                    "insert into runs (run_id, workload, conf, status, queued_at) values (?, ?, ?, 'queued', ?) "
-                    "on conflict do nothing",
-                    (run.run_id, run.workload, run.conf, now),
+                    "insert into runs (run_id, workload, conf, status, queued_at, envelope_id) "
+                    "values (?, ?, ?, 'queued', ?, ?) on conflict do nothing",
+                    (run.run_id, run.workload, run.conf, now, envelope and envelope.id),
                 )
                 new += [run.run_id] * added.rowcount
+            if new and envelope is not None:
+                db.execute(
+                    "insert into envelopes (envelope_id, body) values (?, ?) on conflict do nothing",
+                    (envelope.id, envelope.body),
+                )
             db.executemany(
                 "insert into poisons (poison_id, body, error, received_at) values (?, ?, ?, ?) on conflict do nothing",
                 [(poison.id, poison.body, poison.error, now) for poison in poisons],
@@ -175,6 +212,28 @@ class RunRegistry:
                 (poison_id,),
             ).fetchone()
         return None if row is None else Poison(**row)
+
+    def envelope(self, envelope_id: str) -> str | None:
+        """Return the body of an envelope that a run refers to."""
+        with self._transaction() as db:
+            row = db.execute("select body from envelopes where envelope_id = ?", (envelope_id,)).fetchone()
+        return None if row is None else str(row["body"])
+
+    def prune(self, before: str) -> list[str]:
+        """Forget what ended well before a time, and the envelopes that only those runs named; return the runs.
+
+        Dead letters stay until they are replayed.
+        """
+        with self._transaction() as db:
+            rows = db.execute(
+                "delete from runs where status = 'succeeded' and ended_at < ? returning run_id", (before,)
+            ).fetchall()
+            db.execute("delete from poisons where replayed_at < ?", (before,))
+            db.execute(
+                "delete from envelopes where envelope_id not in "
+                "(select envelope_id from runs where envelope_id is not null)"
+            )
+        return [str(row["run_id"]) for row in rows]
 
     def dead_letters(self) -> list[DeadLetter]:
         """Return the dead runs and the unreadable records that wait for a replay, oldest first."""

@@ -11,12 +11,14 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_plus
 
-_PARTITION = re.compile(r"(?:^|/)date=(\d{4}-\d{2}-\d{2})(?:/hour=(\d{1,2}))?/")
+MAX_DEPTH = 64
+"""Most levels of an envelope's JSON; S3's has five."""
+
+_PARTITION = re.compile(r"(?:^|/)date=([0-9]{4}-[0-9]{2}-[0-9]{2})(?:/hour=([0-9]{1,2}))?/")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Event:
     """The object's name, decoded."""
     time: str
     """When it happened, as the sender says."""
+    alone: str = ""
+    """The envelope with this record only, JSON; the envelope as it came if there is no other record."""
 
     def values(self) -> dict[str, str]:
         """Return what a workload's command may name in braces."""
@@ -77,39 +81,77 @@ PLACEHOLDERS = frozenset({"bucket", "file_to_load", "partition_from", "partition
 
 
 def read_envelope(body: bytes) -> tuple[list[Event], list[Poison]]:
-    """Return the events of an envelope, and what of it can't be read; one bad record leaves the others alone."""
+    """Return the events of an envelope, and what of it can't be read; one bad record leaves the others alone.
+
+    Whatever the bytes are, nothing is raised: the sender's fault must not stop the handler.
+    """
     try:
-        envelope = json.loads(body)
-    except ValueError as failure:
-        return [], [Poison(_digest(body), body, f"the envelope is no JSON: {failure}")]
-    if isinstance(envelope, dict) and envelope.get("Event") == "s3:TestEvent":
-        return [], []  # sent when a bucket is subscribed to
-    records = envelope.get("Records") if isinstance(envelope, dict) else None
-    if not isinstance(records, list):
-        return [], [Poison(_digest(body), body, "the envelope has no list 'Records'")]
+        text = body.decode("utf-8-sig")
+        envelope = json.loads(text)
+        if isinstance(envelope, dict) and envelope.get("Event") == "s3:TestEvent":
+            return [], []  # sent when a bucket is subscribed to
+        records = _records(envelope)
+    except Exception as failure:
+        return [], [Poison(digest(body), body, f"the envelope {_said_of_envelope(failure)}")]
     events, poisons = [], []
     for record in records:
+        alone = json.dumps({"Records": [record]}, sort_keys=True)
         try:
-            events.append(_event(record))
-        except (KeyError, TypeError, ValueError) as failure:
-            alone = json.dumps({"Records": [record]}, sort_keys=True).encode()
+            events.append(_event(record, text if len(records) == 1 else alone))
+        except Exception as failure:
             what = f"no {failure}" if isinstance(failure, KeyError) else str(failure)
-            poisons.append(Poison(_digest(alone), alone, f"a record can't be read: {what}"))
+            poisons.append(Poison(digest(alone.encode()), alone.encode(), f"a record can't be read: {what}"))
     return events, poisons
 
 
-def _event(record: Mapping[str, Any]) -> Event:
+class _Malformed(Exception):
+    """An envelope that is JSON, but not one of S3's."""
+
+
+def _said_of_envelope(failure: Exception) -> str:
+    if isinstance(failure, _Malformed):
+        return str(failure)
+    if isinstance(failure, RecursionError):
+        return f"has more than {MAX_DEPTH} levels"
+    return f"is no JSON in UTF-8: {failure}"
+
+
+def _records(envelope: Any) -> list[Any]:
+    """Return the records; levels are counted without recursion, which a sender could exhaust."""
+    level = [envelope]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            break
+    else:
+        raise _Malformed(f"has more than {MAX_DEPTH} levels")
+    records = envelope.get("Records") if isinstance(envelope, dict) else None
+    if not isinstance(records, list):
+        raise _Malformed("has no list 'Records'")
+    return records
+
+
+def _event(record: Any, alone: str) -> Event:
     bucket, described = record["s3"]["bucket"]["name"], record["s3"]["object"]
-    type_ = record["eventName"].removeprefix("s3:")
-    key = unquote_plus(described["key"])
-    if not (isinstance(bucket, str) and key):
-        raise ValueError("bucket and key must be texts")
+    texts = {"eventName": record["eventName"], "bucket": bucket, "key": described["key"]}
+    texts["eventTime"] = record.get("eventTime", "")
+    for name, text in texts.items():
+        if not isinstance(text, str) or (not text and name != "eventTime"):
+            raise ValueError(f"{name} must be a text, got {json.dumps(text)[:100]}")
+        text.encode()  # half of a surrogate pair is no text
+    type_ = texts["eventName"].removeprefix("s3:")
+    key = unquote_plus(texts["key"], errors="strict")
     if ".." in key.split("/") or "\0" in key:
         raise ValueError(f"the key {key!r} leaves its folder")
-    time = str(record.get("eventTime", ""))
+    time = texts["eventTime"]
     # The sequencer and the version tell two writes of one object apart; a redelivery repeats them.
     identity = [type_, bucket, key, time, *(described.get(n) for n in ("sequencer", "versionId", "eTag"))]
-    return Event(_digest(json.dumps(identity).encode()), type_, bucket, key, time)
+    return Event(digest(json.dumps(identity).encode()), type_, bucket, key, time, alone)
 
 
 def _partition(key: str) -> dict[str, str]:
@@ -124,10 +166,11 @@ def _partition(key: str) -> dict[str, str]:
         else:
             start = start.replace(hour=int(match[2]))
             end = start + dt.timedelta(hours=1)
-    except ValueError:
+    except (ValueError, OverflowError):
         return {}
     return {"partition_from": f"{start:%Y-%m-%dT%H}", "partition_to": f"{end:%Y-%m-%dT%H}"}
 
 
-def _digest(content: bytes) -> str:
+def digest(content: bytes) -> str:
+    """Return a name for some bytes: the same for every delivery of them."""
     return hashlib.sha256(content).hexdigest()[:32]

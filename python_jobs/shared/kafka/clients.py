@@ -17,17 +17,25 @@ Answer = TypeVar("Answer")
 
 ANSWER_SECONDS = 30
 _PASSING = {
+    KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.NOT_COORDINATOR,
+    KafkaError.KAFKA_STORAGE_ERROR,
     KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._MAX_POLL_EXCEEDED,  # the next poll joins the group again
     KafkaError._NOENT,  # "no leaders found"
+    KafkaError._RESOLVE,
     KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
     KafkaError._TRANSPORT,
     KafkaError._WAIT_COORD,
 }
@@ -73,6 +81,9 @@ def partition_count(client: Mapping[str, Any], topic: str) -> int:
         raise NotReady(f"no Kafka broker answers at {servers} by {protocol}") from None
     if topic not in topics:
         raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
+    if (error := topics[topic].error) is not None:  # its list of partitions is empty then
+        kind = NotReady if passes(error) else JobFailed
+        raise kind(f"the topic {topic} at {servers} can't be read: {error.str()}")
     return len(topics[topic].partitions)
 
 

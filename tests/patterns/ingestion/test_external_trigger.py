@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,13 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import requests
 import yaml
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark.sql import SparkSession
 
 from python_jobs.ingestion import external_trigger_http as external_trigger
@@ -47,6 +49,7 @@ from tests.support.snippets import snippets
 PAGE = "docs/ingestion.md"
 HERE = "tests/patterns/ingestion/test_external_trigger.py"
 NOW = "2024-03-01T11:00:00+00:00"
+JSON = {"Content-Type": "application/json"}
 
 
 def record(
@@ -127,6 +130,8 @@ def test_keys_are_decoded_and_an_event_has_one_identity() -> None:
         ("visits/date=2024-13-01/hour=10/a.json", (None, None)),
         ("visits/date=2024-03-01/hour=24/a.json", (None, None)),
         ("visits/a.json", (None, None)),
+        ("visits/date=9999-12-31/a.json", (None, None)),
+        ("visits/date=9999-12-31/hour=23/a.json", (None, None)),
     ],
 )
 def test_the_folders_of_a_key_name_its_partition(key: str, bounds: tuple[str | None, str | None]) -> None:
@@ -145,6 +150,27 @@ def test_the_folders_of_a_key_name_its_partition(key: str, bounds: tuple[str | N
         (b'{"Records": [{"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": "b"}, "object": {}}}]}',
          "a record can't be read: no 'key'"),
         (envelope(record("visits/../../etc/passwd")), "leaves its folder"),
+        (b'{"eventName": 1}', "the envelope has no list 'Records'"),
+        (b"[" * 100_000, "the envelope has more than 64 levels"),
+        (b"[" * 200 + b"]" * 200, "the envelope has more than 64 levels"),
+        (b'{"Records": ' + b"[" * 500 + b"]" * 500 + b"}", "the envelope has more than 64 levels"),
+        (b"1" * 10_000, "the envelope is no JSON"),
+        (b"null", "the envelope has no list 'Records'"),
+        (b'{"Records": {"eventName": 1}}', "the envelope has no list 'Records'"),
+        (envelope(record()).replace(b"devices", b"\xff"), "the envelope is no JSON in UTF-8"),
+        (envelope(record()).decode().encode("utf-16"), "the envelope is no JSON in UTF-8"),
+        (envelope({"eventName": 1}), "a record can't be read: no 's3'"),
+        (envelope(record(type_=1)), "eventName must be a text, got 1"),  # type: ignore[arg-type]
+        (envelope(record(key=5)), "key must be a text, got 5"),  # type: ignore[arg-type]
+        (envelope(record(key=None)), "key must be a text, got null"),  # type: ignore[arg-type]
+        (envelope(record(key=["a"])), "key must be a text"),  # type: ignore[arg-type]
+        (envelope(record(key="")), "key must be a text"),
+        (envelope(record(bucket={})), "bucket must be a text"),  # type: ignore[arg-type]
+        (envelope(record() | {"s3": []}), "a record can't be read"),
+        (envelope(record() | {"s3": {"bucket": "b", "object": "o"}}), "a record can't be read"),
+        (envelope(record() | {"eventTime": 7}), "eventTime must be a text, got 7"),
+        (envelope(record(key="%FF")), "a record can't be read: 'utf-8' codec"),
+        (envelope(record(key="\ud800")), "a record can't be read: 'utf-8' codec"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_a_dead_letter_and_the_next_event_runs(
@@ -152,6 +178,7 @@ def test_what_cannot_be_read_is_a_dead_letter_and_the_next_event_runs(
 ) -> None:
     with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
         (dead_letter,) = trigger.handle(body).dead_letters
+        assert create_app(trigger).test_client().post("/events", data=body, headers=JSON).status_code == 422
         assert trigger.handle(body).dead_letters == [dead_letter]  # delivered again
         (kept,) = trigger.registry.dead_letters()
         assert kept.id == dead_letter
@@ -161,6 +188,46 @@ def test_what_cannot_be_read_is_a_dead_letter_and_the_next_event_runs(
         trigger.handle(envelope())
         until(lambda: finished(trigger))
         assert statuses(trigger) == {"succeeded": 1}
+
+
+def test_an_envelope_of_many_records_is_kept_once_and_each_run_has_its_own_record(tmp_path: Path) -> None:
+    records = [record(f"other/{number:04}", bucket="b" * 300) for number in range(2_000)]
+    body = envelope(*records)
+    with Handler(tmp_path, shell("load", "exit 0", max_active_runs=1, attempts=1)).running() as trigger:
+        trigger._stopping.set()  # nothing starts
+        assert len(trigger.handle(body).triggered) == 2_000
+        assert len(trigger.handle(body).known) == 2_000
+        stored = trigger.registry._connection.execute("select conf from runs order by rowid").fetchall()
+        confs = [json.loads(row["conf"]) for row in stored]
+        assert [json.loads(conf["event"]) for conf in confs] == [{"Records": [one]} for one in records]
+        (envelope_id,) = {conf["envelope_id"] for conf in confs}
+        client = create_app(trigger).test_client()
+        assert client.get(f"/envelopes/{envelope_id}").data == body
+        assert client.get("/envelopes/unknown").status_code == 404
+        assert sum(len(row["conf"]) for row in stored) < 4 * len(body)
+
+
+def test_what_succeeded_is_forgotten_after_the_retention_and_dead_letters_are_not(tmp_path: Path) -> None:
+    script = '[ "$1" != bad ] || exit 3'
+    with Handler(tmp_path, shell("load", script)).running() as trigger:
+        good = trigger.handle(envelope(record("good"))).triggered
+        bad = trigger.handle(envelope(record("bad"))).triggered
+        unread = trigger.handle(b"{nope").dead_letters
+        until(lambda: finished(trigger))
+        folders = tmp_path / "registry" / "runs"
+        assert {folder.name for folder in folders.iterdir()} == {*good, *bad}
+        now = dt.datetime.now(dt.UTC)
+        trigger.prune(now + dt.timedelta(days=89.9))
+        assert [run["run_id"] for run in trigger.registry.runs()] == good + bad
+        trigger.prune(now + dt.timedelta(days=90.1))
+        assert [run["run_id"] for run in trigger.registry.runs()] == bad
+        assert {folder.name for folder in folders.iterdir()} == set(bad)
+        assert [letter.id for letter in trigger.registry.dead_letters()] == bad + unread
+        kept = trigger.registry._connection.execute("select body from envelopes").fetchall()
+        assert [row["body"] for row in kept] == [envelope(record("bad")).decode()]
+        # Its memory is gone: what is delivered again so late runs again.
+        assert trigger.handle(envelope(record("good"))).triggered == good
+        until(lambda: finished(trigger))
 
 
 def test_a_dead_letter_that_can_be_read_by_now_runs_once(tmp_path: Path) -> None:
@@ -190,7 +257,7 @@ def test_other_types_buckets_and_names_are_ignored_and_acknowledged(
         Handler(tmp_path, shell("load", "exit 0", when=wanted)).running() as trigger,
         caplog.at_level("INFO"),
     ):
-        answer = create_app(trigger).test_client().post("/events", data=envelope(*others))
+        answer = create_app(trigger).test_client().post("/events", data=envelope(*others), headers=JSON)
         assert (answer.status_code, answer.json["ignored"], answer.json["triggered"]) == (202, 4, [])
         assert trigger.registry.runs() == trigger.registry.dead_letters() == []
         assert "ignored ObjectRemoved:Delete of input/devices.json in data" in caplog.text
@@ -205,6 +272,7 @@ def test_a_run_gets_its_context_and_a_redelivered_event_no_second_run(tmp_path: 
         (run_id,) = trigger.handle(body, now=NOW).triggered
         until(lambda: finished(trigger))
         conf = json.loads((tmp_path / "got.json").read_text())
+        assert trigger.registry.envelope(conf.pop("envelope_id")) == body.decode()
         assert conf.pop("trigger").keys() == {"function_name", "function_version", "request_id"}
         assert conf == {
             "event": body.decode(),
@@ -318,7 +386,7 @@ def test_what_an_event_says_is_neither_expanded_nor_a_shell_s(tmp_path: Path) ->
     key = "$HOME/`id`;{bucket} --x"
     workload = Workload(name="w", command=["$HOME/bin", "--file={file_to_load}", "{{}}"])
     event = Event("e", "ObjectCreated:Put", "b", key, NOW)
-    conf = external_trigger._conf(event, b"{}", NOW, "r")
+    conf = external_trigger._conf(event, "e", NOW, "r")
     command = external_trigger.command_of(workload, Run("r1", "w", conf), tmp_path / "c")
     assert command == [f"{os.environ['HOME']}/bin", f"--file={key}", "{}"]
 
@@ -397,6 +465,34 @@ def test_an_orchestrator_that_fails_keeps_the_event_and_a_replay_runs_it_once(
     assert airflow.runs.keys() == {kept.id}
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "attempts"),
+    [(302, b"", 1), (404, b"", 1), (408, b"", 2), (522, b"", 2), (200, b"<html>", 2), (200, b"{}", 2)],
+)
+def test_an_answer_that_is_not_airflow_s_is_classified(
+    tmp_path: Path,
+    airflow: AirflowApi,
+    status: int,
+    body: bytes,
+    attempts: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A redirect is not followed: it would make a GET of the request, whose 200 starts nothing."""
+
+    def answer(*_: Any, allow_redirects: bool, **__: Any) -> requests.Response:
+        assert not allow_redirects
+        given = requests.Response()
+        given.status_code, given._content = status, body
+        return given
+
+    monkeypatch.setattr(requests, "post", answer)
+    with Handler(tmp_path, dag(airflow)).running() as trigger:
+        trigger.handle(envelope())
+        until(lambda: finished(trigger))
+        (run,) = trigger.registry.runs()
+        assert (run["status"], run["attempts"]) == ("dead", attempts)
+
+
 def test_wrong_credentials_keep_the_event_and_are_never_shown(
     tmp_path: Path, airflow: AirflowApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -424,17 +520,74 @@ def test_wrong_credentials_keep_the_event_and_are_never_shown(
 def test_the_http_form_takes_envelopes_and_gives_dead_letters_out(tmp_path: Path) -> None:
     with Handler(tmp_path, shell("load", "exit 2")).running() as trigger:
         client = create_app(trigger, token="s3cret").test_client()
-        assert client.post("/events", data=envelope()).status_code == 401
+        assert client.post("/events", data=envelope(), headers=JSON).status_code == 401
         assert trigger.registry.runs() == []
-        right = {"Authorization": "Bearer s3cret"}
+        right = JSON | {"Authorization": "Bearer s3cret"}
         answer = client.post("/events", data=envelope(), headers=right)
         assert (answer.status_code, len(answer.json["triggered"])) == (202, 1)
-        assert client.post("/events", data=b"{nope", headers=right).status_code == 202
+        refused = client.post("/events", data=b"{nope", headers=right)
+        assert (refused.status_code, len(refused.json["dead_letters"])) == (422, 1)
+        assert refused.json["errors"][0].startswith(
+            "the envelope is no JSON in UTF-8: Expecting property name"
+        )
         assert client.post("/events", data=b"x" * 1_000_001, headers=right).status_code == 413
         until(lambda: finished(trigger))
         listed = client.get("/dead-letters", headers=right).json
         assert sorted(letter["error"][:11] for letter in listed) == ["exit code 2", "the envelop"]
         assert [run["status"] for run in client.get("/runs", headers=right).json] == ["dead"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 202),
+        ({"Content-Type": "application/json; charset=utf-8"}, 202),
+        ({"Host": "localhost:8123"}, 202),
+        ({"Host": "127.0.0.1:8123"}, 202),
+        ({"Host": "[::1]:8123"}, 202),
+        ({"Sec-Fetch-Site": "none"}, 202),
+        ({"Host": "rebound.example.org:8123"}, 403),
+        ({"Host": "127.0.0.1.example.org"}, 403),
+        ({"Origin": "https://example.org"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:8123"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "multipart/form-data"}, 415),
+    ],
+)
+def test_a_page_in_a_browser_of_this_machine_starts_nothing(
+    tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
+        client = create_app(trigger).test_client()
+        assert client.post("/events", data=envelope(), headers=JSON | headers).status_code == status
+        until(lambda: finished(trigger))
+        assert statuses(trigger) == ({"succeeded": 1} if status == 202 else {})
+        replayed = client.post("/dead-letters/none/replay", headers=headers).status_code
+        assert replayed == (202 if status == 202 else status)
+
+
+def test_a_token_lets_other_hosts_in_but_no_web_page(tmp_path: Path) -> None:
+    with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
+        client = create_app(trigger, token="s3cret").test_client()
+        right = JSON | {"Authorization": "Bearer s3cret", "Host": "trigger.example.org"}
+        assert client.get("/runs", headers=right).status_code == 200
+        assert client.get("/runs", headers=right | {"Origin": "https://example.org"}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.7", "trigger.example.org"])
+def test_an_address_that_others_reach_needs_a_token(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        WrongUse, match=rf"^host '{host}' is reachable from other machines: name .* token_env"
+    ):
+        Parameters(registry="r", workloads=[shell("a", "")], host=host)
+    monkeypatch.setenv("TRIGGER_TOKEN", "s3cret")
+    Parameters(registry="r", workloads=[shell("a", "")], host=host, token_env="TRIGGER_TOKEN")
+    for loopback in ("127.0.0.1", "::1", "localhost"):
+        Parameters(registry="r", workloads=[shell("a", "")], host=loopback)
 
 
 def test_an_event_that_cannot_be_kept_is_not_acknowledged(
@@ -445,7 +598,10 @@ def test_an_event_that_cannot_be_kept_is_not_acknowledged(
 
     with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
         monkeypatch.setattr(RunRegistry, "accept", full)
-        assert create_app(trigger).test_client().post("/events", data=envelope()).status_code == 500
+        assert (
+            create_app(trigger).test_client().post("/events", data=envelope(), headers=JSON).status_code
+            == 500
+        )
 
 
 # --- the process ------------------------------------------------------------------------------------------
@@ -482,7 +638,9 @@ def test_a_lost_worker_loses_no_event_and_never_runs_one_twice_at_a_time(tmp_pat
     with service(config) as (process, url):
         for number in ("1", "2"):
             assert (
-                requests.post(f"{url}/events", envelope(record(sequencer=number)), timeout=10).status_code
+                requests.post(
+                    f"{url}/events", envelope(record(sequencer=number)), headers=JSON, timeout=10
+                ).status_code
                 == 202
             )
         until(log.exists)
@@ -500,7 +658,10 @@ def test_a_lost_worker_loses_no_event_and_never_runs_one_twice_at_a_time(tmp_pat
         until(
             lambda: {run["status"] for run in requests.get(f"{url}/runs", timeout=10).json()} == {"succeeded"}
         )
-        assert requests.post(f"{url}/events", envelope(record()), timeout=10).json()["triggered"] == []
+        assert (
+            requests.post(f"{url}/events", envelope(record()), headers=JSON, timeout=10).json()["triggered"]
+            == []
+        )
     assert log.read_text().split() == ["start", "end"] * 3  # the orphan, its run again, the other event
 
 
@@ -564,6 +725,74 @@ def test_messages_are_committed_after_they_are_kept(
         assert len(trigger.registry.dead_letters()) == 1
 
 
+class Messages:
+    """A consumer that gives each of some bodies, or errors, once."""
+
+    def __init__(self, *given: bytes | KafkaError) -> None:
+        self.given, self.commits, self.closed = list(given), 0, False
+
+    def poll(self, _: float) -> Any:
+        if not self.given:
+            return None
+        first = self.given.pop(0)
+        is_error = isinstance(first, KafkaError)
+        return SimpleNamespace(
+            error=lambda: first if is_error else None, value=lambda: None if is_error else first
+        )
+
+    def commit(self, **_: Any) -> None:
+        self.commits += 1
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_malformed_messages_are_kept_and_the_consumer_goes_on(tmp_path: Path) -> None:
+    messages = Messages(
+        KafkaError(KafkaError._TRANSPORT), b'{"eventName":1}', b"[" * 100_000, envelope(record(key=5)),  # type: ignore[arg-type]
+        envelope(),
+    )  # fmt: skip
+    stopping = threading.Event()
+    with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
+        arguments: Any = (messages, trigger, stopping)
+        thread = threading.Thread(target=external_trigger.consume, args=arguments)
+        thread.start()
+        until(lambda: messages.commits == 4)
+        stopping.set()
+        thread.join()
+        until(lambda: finished(trigger))
+        assert statuses(trigger) == {"succeeded": 1}
+        assert len(trigger.registry.dead_letters()) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "nothing is read from Kafka any more: Kafka: "),
+        (b"", "nothing is read from Kafka any more: OSError: no space left on device"),
+    ],
+)
+def test_a_consumer_that_ends_ends_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, sentence: str
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError("no space left on device")
+
+    messages = Messages(fault)
+    monkeypatch.setattr(external_trigger, "consumer_of", lambda kafka: messages)
+    monkeypatch.setattr(RunRegistry, "accept", full)
+    parameters = Parameters(
+        registry=str(tmp_path), workloads=[shell("a", "")], port=0, kafka=Kafka("127.0.0.1:1", "t")
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with pytest.raises(JobFailed, match=sentence):
+            external_trigger.serve(parameters)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (messages.commits, messages.closed) == (0, True)
+
+
 @pytest.mark.kafka
 def test_a_broker_that_is_down_or_a_topic_that_is_missing_is_one_sentence(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
@@ -588,7 +817,7 @@ def test_the_configuration_of_the_page(tmp_path: Path, monkeypatch: pytest.Monke
     load, report, orchestrated = parameters.workloads
     ((happened,), _) = read_envelope(event.encode())
     assert [workload.when.accepts(happened) for workload in parameters.workloads] == [True, True, True]
-    conf = external_trigger._conf(happened, event.encode(), NOW, "r")
+    conf = external_trigger._conf(happened, "e", NOW, "r")
     commands = [
         external_trigger.command_of(w, Run("run", w.name, conf), tmp_path / "c") for w in (load, report)
     ]
@@ -616,11 +845,33 @@ def test_wrong_configurations_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         Parameters(registry="r", workloads=[shell("a", ""), shell("a", "")])
     with pytest.raises(WrongUse, match="environment variable NO_TOKEN, which token_env names, is not set"):
         Parameters(registry="r", workloads=[shell("a", "")], token_env="NO_TOKEN")
+    refused(r"timeout_seconds of workload w must be above 0, got nan", timeout_seconds=math.nan)
+    refused(r"retry_seconds of workload w must be 0 or more, got nan", retry_seconds=math.nan)
+    for days in (-1.0, math.nan, math.inf):
+        with pytest.raises(WrongUse, match=f"retention_days must be between 0 and 36500, got {days:g}"):
+            Parameters(registry="r", workloads=[shell("a", "")], retention_days=days)
     old = RunRegistry(tmp_path / "runs.sqlite")
     old._connection.execute("pragma user_version = 9")
     old.close()
-    with pytest.raises(WrongUse, match="has format 9; this program writes format 1"):
+    with pytest.raises(WrongUse, match="has format 9; this program writes format 2"):
         RunRegistry(tmp_path / "runs.sqlite")
+
+
+def test_a_registry_of_format_1_keeps_its_runs(tmp_path: Path) -> None:
+    file = tmp_path / "registry" / "runs.sqlite"
+    new = RunRegistry(file)
+    new._connection.executescript(
+        "alter table runs drop column envelope_id; drop table envelopes; pragma user_version = 1;"
+    )
+    new._connection.execute(
+        "insert into runs (run_id, workload, conf, status, queued_at) values (?, 'load', ?, 'queued', ?)",
+        ["r1", external_trigger._conf(Event("e", "ObjectCreated:Put", "b", "k", NOW), "e", NOW, "r"), NOW],
+    )
+    new.close()
+    with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
+        assert len(trigger.handle(envelope()).triggered) == 1
+        until(lambda: finished(trigger))
+        assert statuses(trigger) == {"succeeded": 2}
 
 
 # --- the case study ---------------------------------------------------------------------------------------
