@@ -125,9 +125,7 @@ PROGRAMS = {
     "python_jobs/ingestion/full_loader_postgres.py": (
         f"{INGESTION}test_full_loader_postgres.py::test_the_view_shows_the_newest_version_exactly"
     ),
-    "python_jobs/idempotency/proxy_s3.py": (
-        f"{IDEMPOTENCY}test_proxy_object_store.py::test_a_version_is_written_once"
-    ),
+    "python_jobs/idempotency/proxy_s3.py": (f"{IDEMPOTENCY}test_proxy_s3.py::test_a_version_is_written_once"),
     "python_jobs/idempotency/proxy_postgres.py": (
         f"{IDEMPOTENCY}test_proxy_postgres.py::"
         "test_a_rerun_writes_a_table_of_its_own_and_two_of_one_second_do_not"

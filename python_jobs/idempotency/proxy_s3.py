@@ -8,7 +8,8 @@ Access comes from the AWS environment (AWS_ENDPOINT_URL, AWS_SHARED_CREDENTIALS_
 - ``load`` copies a folder's files to ``<dataset>/_versions/<yyyymmdd_hhmmss>/``, named after the run's start, under S3
   Object Lock in compliance mode: until ``--retain_days`` are over nobody can delete them, root included. A later object
   under the same key is another object version and hides nothing: the manifest names object versions. The version's
-  manifest, ``<dataset>/_manifests/<version>.json``, is written last and is locked too.
+  manifest, ``<dataset>/_manifests/<version>.json``, is written last and is locked too. Files are streamed, those above
+  64 MiB in parts; each key is written only if there is none.
 - ``expose`` copies a version's manifest to ``<dataset>/_current.json``: one object, replaced as a whole. By default the
   newest version's, with ``--version`` any: the way back. It can be retried alone.
 
@@ -22,14 +23,16 @@ Source: Data Engineering Design Patterns, chapter 4, Proxy.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
+from s3transfer.utils import ReadFileChunk
 
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.command_line import run_program
@@ -43,6 +46,11 @@ from python_jobs.shared.files.manifests import (
     taken,
     version_of,
 )
+
+PART_BYTES = 64 << 20
+"""Size of a part; a file of one part is sent in one request."""
+_MOST_PARTS = 10_000  # S3's limit
+_THERE_ALREADY = ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
 
     Raises:
         NotReady: the folder holds no file.
-        JobFailed: there is such a version; it stays as it is. Or the bucket has no object lock.
+        JobFailed: there is such a version; it stays as it is. Or a file changed while it was sent.
     """
     assert params.source is not None
     root = Path(params.source)
@@ -107,26 +115,73 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
     }
     if _keys(client, params, params.folder(version)) or _keys(client, params, params.manifest(version)):
         raise taken(version, params.dataset)
-    listed = []
-    for file in files:
-        path, content = file.relative_to(root).as_posix(), file.read_bytes()
-        put = client.put_object(
+    try:
+        listed = [
+            _send(client, params, file, file.relative_to(root).as_posix(), version, lock) for file in files
+        ]
+        manifest = Manifest(version, tuple(listed))
+        client.put_object(
             Bucket=params.bucket,
-            Key=params.folder(version) + path,
-            Body=content,
+            Key=params.manifest(version),
+            Body=manifest.to_json().encode(),
             ChecksumAlgorithm="SHA256",
+            IfNoneMatch="*",
             **lock,
         )
-        listed.append(ListedFile(path, len(content), put["VersionId"]))
-    manifest = Manifest(version, tuple(listed))
-    client.put_object(
-        Bucket=params.bucket,
-        Key=params.manifest(version),
-        Body=manifest.to_json().encode(),
-        ChecksumAlgorithm="SHA256",
-        **lock,
-    )
+    except ClientError as failure:
+        if failure.response["Error"]["Code"] in _THERE_ALREADY:
+            raise taken(version, params.dataset) from None
+        raise
     return manifest
+
+
+def _send(
+    client: Any, params: Parameters, file: Path, path: str, version: str, lock: Mapping[str, Any]
+) -> ListedFile:
+    """Send a file without holding it in memory, and return its object version."""
+    before = file.stat()
+    size = before.st_size
+    place = {"Bucket": params.bucket, "Key": params.folder(version) + path}
+    if size <= PART_BYTES:
+        with file.open("rb") as body:
+            object_version = client.put_object(
+                **place, Body=body, ChecksumAlgorithm="SHA256", IfNoneMatch="*", **lock
+            )["VersionId"]
+    else:
+        object_version = _send_in_parts(client, file, size, place, lock)
+    after = file.stat()
+    if (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns):
+        raise JobFailed(f"{file} changed while it was sent; nothing was exposed, load again")
+    return ListedFile(path, size, object_version)
+
+
+def _send_in_parts(
+    client: Any, file: Path, size: int, place: Mapping[str, str], lock: Mapping[str, Any]
+) -> str:
+    """Send a file in parts; only the last request, which is conditional, makes an object of them."""
+    part_bytes = max(PART_BYTES, -(-size // _MOST_PARTS))
+    upload = {
+        **place,
+        "UploadId": client.create_multipart_upload(**place, ChecksumAlgorithm="SHA256", **lock)["UploadId"],
+    }
+    try:
+        parts = []
+        for number, start in enumerate(range(0, size, part_bytes), start=1):
+            with ReadFileChunk.from_filename(str(file), start, part_bytes) as body:
+                sent = client.upload_part(**upload, PartNumber=number, Body=body, ChecksumAlgorithm="SHA256")
+            parts.append(
+                {"PartNumber": number} | {k: sent[k] for k in ("ETag", "ChecksumSHA256") if k in sent}
+            )
+        done = client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*")
+    except BaseException:
+        with contextlib.suppress(ClientError, BotoCoreError):
+            client.abort_multipart_upload(**upload)
+        raise
+    version = str(done["VersionId"])
+    # Some stores forget the lock of an upload in parts; setting it again changes nothing elsewhere.
+    retention = {"Mode": lock["ObjectLockMode"], "RetainUntilDate": lock["ObjectLockRetainUntilDate"]}
+    client.put_object_retention(**place, VersionId=version, Retention=retention)
+    return version
 
 
 def expose(client: Any, params: Parameters) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from python_jobs.idempotency import proxy_s3
 from python_jobs.idempotency.proxy_s3 import Parameters, resolve, run
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
@@ -17,7 +18,7 @@ from services.object_store import ObjectStore
 from tests.support.snippets import snippets
 
 pytestmark = pytest.mark.s3
-HERE = "tests/patterns/idempotency/test_proxy_object_store.py"
+HERE = "tests/patterns/idempotency/test_proxy_s3.py"
 
 FIRST, SECOND = "2026-01-01T10:15:00", "2026-01-01T11:00:00"
 OLD = "devices/_versions/20260101_101500/a/part.json"
@@ -110,6 +111,88 @@ def test_a_version_is_written_once(devices: Devices) -> None:
     with pytest.raises(JobFailed, match="there is a version 20260101_101500 of devices already"):
         devices.load(FIRST, {"a/part.json": "other"})
     assert devices.read() == {OLD: "first"}
+
+
+def test_a_large_file_is_sent_in_parts_and_locked_like_any_other(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_s3, "PART_BYTES", 5 << 20)  # S3's least
+    content = "0123456789abcdef" * (12 << 16)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read at once"))
+    devices.load(FIRST, {"a/part.json": content, "small.json": "small", "edge.json": "e" * (5 << 20)})
+    monkeypatch.setattr(Path, "read_bytes", read)
+    assert devices.read() == {
+        OLD: content,
+        "devices/_versions/20260101_101500/edge.json": "e" * (5 << 20),
+        "devices/_versions/20260101_101500/small.json": "small",
+    }
+    found = devices.client.head_object(Bucket=devices.bucket, Key=OLD)
+    assert (found["ContentLength"], found["ObjectLockMode"]) == (12 << 20, "COMPLIANCE")
+    assert str(found["ObjectLockRetainUntilDate"])[:10] == "2035-12-30"
+    assert found["ETag"].endswith('-3"')  # three parts
+    ((_, version),) = [entry for entry in resolve_all(devices) if entry[0] == OLD]
+    with pytest.raises(ClientError, match="AccessDenied"):
+        devices.client.delete_object(Bucket=devices.bucket, Key=OLD, VersionId=version)
+
+
+def test_of_two_loads_of_one_version_the_second_overwrites_nothing(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second looked before the first had written anything; in parts and in one request."""
+    for started_at, part_bytes in ((FIRST, 5 << 20), (SECOND, 64 << 20)):
+        with monkeypatch.context() as patch:
+            patch.setattr(proxy_s3, "PART_BYTES", part_bytes)
+            devices.load(started_at, {"a/part.json": "1" * (6 << 20)})
+            patch.setattr(proxy_s3, "_keys", lambda *_: [])
+            with pytest.raises(JobFailed, match=r"there is a version 20260101_1\d+00 of devices already"):
+                devices.load(started_at, {"a/part.json": "2" * (6 << 20)})
+        assert list(devices.read().values()) == ["1" * (6 << 20)]
+    found = devices.client.list_object_versions(Bucket=devices.bucket, Prefix="devices/_versions/")[
+        "Versions"
+    ]
+    assert len(found) == 2
+    assert "Uploads" not in devices.client.list_multipart_uploads(Bucket=devices.bucket)
+
+
+def test_a_part_that_fails_leaves_no_object_and_no_parts(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_s3, "PART_BYTES", 5 << 20)
+    sent = devices.client.upload_part
+
+    def fails(**arguments: Any) -> Any:
+        if arguments["PartNumber"] == 2:
+            raise ClientError({"Error": {"Code": "SlowDown", "Message": "busy"}}, "UploadPart")
+        return sent(**arguments)
+
+    monkeypatch.setattr(devices.client, "upload_part", fails)
+    with pytest.raises(DataRefused, match="SlowDown"):
+        devices.load(FIRST, {"a/part.json": "1" * (6 << 20)})
+    assert "Uploads" not in devices.client.list_multipart_uploads(Bucket=devices.bucket)
+    assert "Contents" not in devices.client.list_objects_v2(Bucket=devices.bucket)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_refused(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = devices.client.put_object
+
+    def grows(**arguments: Any) -> Any:
+        answer = put(**arguments)
+        with (devices.folder / "10" / "a" / "part.json").open("a") as file:
+            file.write("more")
+        return answer
+
+    monkeypatch.setattr(devices.client, "put_object", grows)
+    with pytest.raises(JobFailed, match="changed while it was sent"):
+        devices.load(FIRST, {"a/part.json": "first"})
+    with pytest.raises(NotReady):
+        devices.read()
+
+
+def resolve_all(devices: Devices) -> list[tuple[str, str]]:
+    return resolve(devices.client, devices.parameters(step="expose"))
 
 
 def test_a_load_that_died_is_no_version(devices: Devices) -> None:
