@@ -7,11 +7,15 @@
 
 The binaries come with the pip package ``pgserver``; the server is started by our own hand, because that package's
 listens on no port and asks for no password.
+
+PostgreSQL refuses to run as root, so that root's server runs as a system user of its own. That user may not be able to
+enter the folder; no mode of a folder is changed for it: the data then lies below /var/tmp, with a link to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import pwd
@@ -31,6 +35,8 @@ from psycopg.conninfo import make_conninfo
 from services.processes import HOST, Process, ServiceFailed, free_port, write_private
 
 SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root
+HOMES = Path("/var/tmp/lakehouse-postgres")
+"""What the system user needs and can't reach where it is; root's."""
 CONNECT_SECONDS = 10
 
 _SETTINGS = {
@@ -114,7 +120,6 @@ class Postgres(Database):
 
     def start(self) -> None:
         """Start the server and wait until it takes connections; after a crash that includes recovery."""
-        _let_the_server_in(self.process.log_path.parent)
         self.process.start()
 
     def stop(self) -> None:
@@ -158,7 +163,7 @@ def running_postgres(folder: Path, port: int | None = None) -> Iterator[Postgres
     """Run a server until the block ends; data and password of an earlier run in ``folder`` are there again.
 
     Args:
-        folder: data and log; run as root, its parents are opened to the server's own system user for reading.
+        folder: data and log; run as root, and if the server's own system user can't enter it, ``data`` in it is a link.
         port: loopback port; None: a free one.
 
     Raises:
@@ -174,12 +179,11 @@ def running_postgres(folder: Path, port: int | None = None) -> Iterator[Postgres
 
 def _server(folder: Path, port: int) -> Postgres:
     folder.mkdir(parents=True, exist_ok=True)
-    _let_the_server_in(folder)
-    data, password_file = folder / "data", folder / "password"
+    data, password_file = _data_folder(folder), folder / "password"
     if not (data / "PG_VERSION").exists():
         shutil.rmtree(data, ignore_errors=True)  # of an interrupted start
         write_private(password_file, secrets.token_urlsafe(24))
-        _make_data_folder(data, password_file)
+        _make_data_folder(data, password_file.read_text(encoding="utf-8"))
     process = Process(
         "postgres",
         [str(_binaries() / "postgres"), "-D", str(data), "-p", str(port)],
@@ -193,16 +197,22 @@ def _server(folder: Path, port: int) -> Postgres:
     return Postgres(HOST, port, "postgres", password, "postgres", process)
 
 
-def _make_data_folder(data: Path, password_file: Path) -> None:
+def _make_data_folder(data: Path, password: str) -> None:
     user = _system_user()
-    if user is not None:
-        shutil.chown(password_file, user)
-    aside = data.with_name("data.new")
+    aside, password_file = data.with_name("data.new"), data.with_name("initdb.password")
     shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(mode=0o700)
+    write_private(password_file, password)
+    if user is not None:
+        for path in (aside, password_file):
+            shutil.chown(path, user, user)
     command = [str(_binaries() / "initdb"), "--pgdata", str(aside), "--username=postgres", "--encoding=UTF8",
                "--locale=C", "--auth=scram-sha-256", f"--pwfile={password_file}", "--no-sync"]  # fmt: skip
-    done = subprocess.run(command, user=user, group=user, extra_groups=[] if user else None, cwd=data.parent,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    try:
+        done = subprocess.run(command, user=user, group=user, extra_groups=[] if user else None, cwd=aside,
+                              capture_output=True, text=True, check=False)  # fmt: skip
+    finally:
+        password_file.unlink()
     if done.returncode != 0:
         raise ServiceFailed(f"PostgreSQL's data folder was not made: {done.stderr.strip()[-300:]}")
     with (aside / "postgresql.conf").open("a", encoding="utf-8") as file:
@@ -215,24 +225,88 @@ def _binaries() -> Path:
     package = importlib.util.find_spec("pgserver")
     if package is None or package.origin is None:
         raise ServiceFailed("the package pgserver is not installed: run `make setup`")
-    return Path(package.origin).parent / "pginstall" / "bin"
+    installed = Path(package.origin).parent / "pginstall"
+    programs = installed / "bin"
+    if _system_user() is None or _others_may_enter(programs):
+        return programs
+    changed = (programs / "postgres").stat().st_mtime_ns
+    copy = _homes() / f"programs-{_digest(f'{installed} {changed}')}"
+    if not copy.exists():
+        aside = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}")
+        shutil.copytree(installed, aside / "pgserver" / "pginstall", symlinks=True)
+        libraries = installed.parent.with_name("pgserver.libs")  # the programs find them beside the package
+        if libraries.exists():
+            shutil.copytree(libraries, aside / libraries.name, symlinks=True)
+        for path in (aside, *aside.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+        for path in (aside / "pgserver" / "pginstall" / "bin").iterdir():
+            path.chmod(0o755)
+        try:
+            aside.rename(copy)
+        except OSError:  # somebody else was faster
+            shutil.rmtree(aside)
+    return copy / "pgserver" / "pginstall" / "bin"
 
 
 def _system_user() -> str | None:
-    """Return the user to run the server as, or None for our own."""
-    return SYSTEM_USER if os.geteuid() == 0 else None
-
-
-def _let_the_server_in(folder: Path) -> None:
-    """As root: make the server's user, let it reach the binaries and its folder, and own the latter."""
-    if _system_user() is None:
-        return
+    """Return the user to run the server as, made if it is absent, or None for our own."""
+    if os.geteuid() != 0:
+        return None
     try:
         pwd.getpwnam(SYSTEM_USER)
     except KeyError:
         subprocess.run(["useradd", "--system", SYSTEM_USER], check=True, capture_output=True)
-    for parent in {*folder.parents, *_binaries().parents}:
-        mode = parent.stat().st_mode
-        if mode & 0o005 != 0o005:
-            parent.chmod(mode | 0o005)
-    shutil.chown(folder, SYSTEM_USER)
+    return SYSTEM_USER
+
+
+def _others_may_enter(folder: Path) -> bool:
+    """Return whether a user without any rights of ours may enter a folder; its parents' modes decide too."""
+    return all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
+
+
+def _data_folder(folder: Path) -> Path:
+    """Return where the data of a server's folder lies: in it, or in a home that the server's user may enter."""
+    data = folder / "data"
+    if _system_user() is None or (_others_may_enter(folder) and not data.is_symlink()):
+        return data
+    home = _homes() / _digest(str(folder))
+    _remove_homes_of_folders_that_are_gone()
+    is_of_an_earlier_version = data.is_dir() and not data.is_symlink()
+    if is_of_an_earlier_version:
+        data = data.rename(folder / "data.old")
+    if not (folder / "data").is_symlink():
+        (folder / "data").symlink_to(home / "data")  # first: a home without a link is removed by others
+    home.mkdir(mode=0o711, exist_ok=True)
+    (home / "folder").write_text(str(folder), encoding="utf-8")
+    if is_of_an_earlier_version:
+        shutil.rmtree(home / "data", ignore_errors=True)
+        shutil.move(data, home / "data")
+        for path in (home / "data", *(home / "data").rglob("*")):
+            shutil.chown(path, SYSTEM_USER, SYSTEM_USER)
+    return home / "data"
+
+
+def _homes() -> Path:
+    """Return the folder of homes, which only root may write.
+
+    Raises:
+        ServiceFailed: somebody else has made it.
+    """
+    HOMES.mkdir(mode=0o711, exist_ok=True)
+    if HOMES.is_symlink() or HOMES.stat().st_uid != os.geteuid():
+        raise ServiceFailed(f"{HOMES} is not root's: remove it, and run again")
+    HOMES.chmod(0o711)
+    return HOMES
+
+
+def _remove_homes_of_folders_that_are_gone() -> None:
+    for note in HOMES.glob("*/folder"):
+        with contextlib.suppress(FileNotFoundError):  # another start removes it too
+            link = Path(note.read_text(encoding="utf-8")) / "data"
+            if not link.is_symlink() or link.readlink() != note.with_name("data"):
+                shutil.rmtree(note.parent)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

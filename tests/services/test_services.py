@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,13 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services import postgres as postgres_service
 from services.debezium import running_debezium
 from services.kafka import Record, running_broker
-from services.postgres import running_postgres
+from services.postgres import HOMES, running_postgres
 from services.processes import HOST, Process, ServiceFailed, free_port, is_taken, running_process
 from tests.support.dbt_project import REPOSITORY
 from tests.support.waiting import eventually
 
+PROGRAMS = postgres_service._binaries()
 SLEEPER = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(600)"]
 
 
@@ -151,13 +154,52 @@ def test_two_servers_side_by_side_and_an_earlier_run_continued(postgres, tmp_pat
     with running_postgres(tmp_path) as other:
         assert (other.port, other.password) != (postgres.port, postgres.password)
         other.create_database("theirs").execute("create table kept as select 7 as id")
-    assert not processes_of(tmp_path)
+        assert processes_of((tmp_path / "data").resolve())
+    assert not processes_of((tmp_path / "data").resolve())
     with (
         running_postgres(tmp_path) as again,
         dataclasses.replace(again, database="theirs").connect() as theirs,
     ):
         assert again.password == other.password
         assert theirs.execute("select id from kept").fetchall() == [(7,)]
+
+
+@pytest.mark.postgres
+def test_a_server_in_a_private_folder_changes_no_mode_and_leaves_nothing_behind(tmp_path):
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    folder = private / "postgres"
+    folder.mkdir(mode=0o700)
+    watched = [private, folder, *tmp_path.parents, *PROGRAMS.parents]
+    before = [(path.stat().st_mode, path.stat().st_uid) for path in watched]
+    with running_postgres(folder) as first:
+        first.execute("create table kept as select 7 as id")
+    with running_postgres(folder) as again, again.connect() as connection:
+        assert connection.execute("select id from kept").fetchall() == [(7,)]
+    assert [(path.stat().st_mode, path.stat().st_uid) for path in watched] == before
+    data = (folder / "data").resolve()
+    assert data.stat().st_mode & 0o777 == 0o700
+    if os.geteuid() == 0:
+        assert data.parent.parent == HOMES
+    shutil.rmtree(private)
+    (tmp_path / "next").mkdir(mode=0o700)
+    with running_postgres(tmp_path / "next"):
+        assert not data.exists()
+
+
+@pytest.mark.postgres
+def test_programs_that_the_server_may_not_enter_are_copied(tmp_path, monkeypatch):
+    """As in a virtual environment below /root: a copy is used, and the original keeps its modes."""
+    if os.geteuid() != 0:
+        pytest.skip("only root's server runs as another user")
+    may_enter = postgres_service._others_may_enter
+    monkeypatch.setattr(
+        postgres_service, "_others_may_enter", lambda path: "pginstall" not in path.parts and may_enter(path)
+    )
+    with running_postgres(tmp_path) as postgres, postgres.connect() as connection:
+        (command,) = {process.exe() for process in processes_of((tmp_path / "data").resolve())}
+        assert Path(command).is_relative_to(HOMES)
+        assert connection.execute("select 1").fetchone() == (1,)
 
 
 @pytest.mark.postgres
