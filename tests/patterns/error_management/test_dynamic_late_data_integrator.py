@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from python_jobs.error_management import dynamic_late_data_integrator as integrator
+from python_jobs.error_management import late_partitions
 from python_jobs.error_management.dynamic_late_data_integrator import Parameters, choose, run
 from python_jobs.error_management.late_partitions import DateProcessor
 from python_jobs.error_management.late_state import DateState, State, StateTable
@@ -23,11 +24,8 @@ from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.spark.job import run_job
 from tests.patterns.error_management.late_data import QUERY, VisitsByDate
-from tests.support.killer import TableState, run_and_kill
-from tests.support.pytest_ids import REPOSITORY
 from tests.support.snippets import snippet
 
-JOB = REPOSITORY / "python_jobs" / "error_management" / "dynamic_late_data_integrator.py"
 NOW = "2024-12-15T06:00:00"
 
 
@@ -108,7 +106,7 @@ def test_a_run_that_died_after_the_data_was_written_is_not_repeated(
     """Data and last processed version are one commit of the target: the state table only repeats it."""
     tables.append("2024-12-11")
     with monkeypatch.context() as dying:
-        dying.setattr(integrator, "_settle", lambda *arguments: sys.exit("killed"))
+        dying.setattr(integrator, "_settle", lambda *arguments: sys.exit("the process ends"))
         with pytest.raises(SystemExit):
             tables.integrate("2024-12-12", run_id="dead")
     assert tables.state.read().dates["2024-12-11"].claimed_by == "dead"
@@ -116,20 +114,18 @@ def test_a_run_that_died_after_the_data_was_written_is_not_repeated(
     assert tables.plan("2024-12-13", "next", now="2024-12-16T06:00:00") == []
 
 
-@pytest.mark.kill
-def test_a_run_killed_before_its_commit_is_repeated_once_its_claim_is_released(
-    tables: Tables, tmp_path: Path
+def test_a_run_that_died_before_its_commit_is_repeated_once_its_claim_is_released(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables.append("2024-12-11")
-    config = tmp_path / "run.yml"
-    given = tables.parameters("2024-12-12", run_id="killed")
-    config.write_text(json.dumps(given), encoding="utf-8")
-    argv = [sys.executable, str(JOB), "--config", str(config)]
-    state = run_and_kill(argv, tables.target, TableState.DATA_WITHOUT_LOG, {"PYTHONPATH": str(REPOSITORY)})
-    assert state is TableState.DATA_WITHOUT_LOG
+    with monkeypatch.context() as dying:
+        for module, step in ((late_partitions, "overwrite"), (integrator, "_settle")):
+            dying.setattr(module, step, lambda *_, **__: sys.exit("the process ends"))
+        with pytest.raises(SystemExit):
+            tables.integrate("2024-12-12", run_id="dead")
     assert tables.counts()["2024-12-11"] == 1
     assert tables.plan("2024-12-13", "other") == []
-    released = tables.integrate("2024-12-12", action="release", run_id="killed")["released"]
+    released = tables.integrate("2024-12-12", action="release", run_id="dead")["released"]
     assert released == ["2024-12-11", "2024-12-12"]
     assert tables.integrate("2024-12-13", run_id="other")["late"] == ["2024-12-11"]
     assert tables.counts()["2024-12-11"] == 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.kafka.clients import committed_offsets, passes
 from services.kafka import Broker, Record
-from tests.support.killer import TableState, run_and_kill
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tests.support.waiting import eventually
@@ -293,31 +292,15 @@ def test_two_processes_of_one_group_are_noticed(bronze: Bronze, loads_before: in
     assert bronze.rows().count() == loads_before + 1
 
 
-@pytest.mark.kill
-def test_killed_while_it_writes_the_next_run_has_each_record_once(bronze: Bronze) -> None:
-    bronze.broker.produce(bronze.topic, numbers(3, 0))
-    bronze.load(commit_every=2)
-    bronze.broker.produce(bronze.topic, numbers(4, 0))
+def test_job_snippet_of_the_page(bronze: Bronze) -> None:
     config = bronze.folder / "visits.yml"
-    config.write_text(snippet(PAGE, f"{HERE}::test_killed_while_it_writes_the_next_run_has_each_record_once"))
+    config.write_text(snippet(PAGE, f"{HERE}::test_job_snippet_of_the_page"))
     given = bronze.parameters()
     names = ("bootstrap_servers", "topic", "group", "target")
     options = [word for name in names for word in (f"--{name}", getattr(given, name))]
     parameters, _ = parse_parameters(Parameters, ["--config", str(config), *options])
     assert parameters.delivery == "exactly_once"
-    state = run_and_kill(
-        [
-            sys.executable,
-            "-m",
-            "python_jobs.error_management.kafka_consumer",
-            "--config",
-            str(config),
-            *options,
-        ],
-        bronze.target,
-        TableState.DATA_WITHOUT_LOG,
-    )
-    assert state is TableState.DATA_WITHOUT_LOG
-    assert bronze.rows().count() == 3
-    bronze.load()
+    bronze.broker.produce(bronze.topic, numbers(7, 0))
+    for records in (7, 0):
+        assert job.run(bronze.spark, replace(parameters, until_end=True))["records"] == records
     assert_rows(bronze.rows().select("offset"), [(offset,) for offset in range(7)])

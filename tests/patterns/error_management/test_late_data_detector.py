@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from python_jobs.error_management.watermarks import Policy, State, advance, is_l
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from tests.support.dbt_project import DbtProject
-from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -316,23 +314,6 @@ def test_a_batch_that_fails_between_its_tables_is_judged_again_as_before(
     assert_rows(stream.table("on_time"), [(1,), (2,), (4,)], ["visit_id"])
     assert_rows(stream.table("late"), [(3,)], ["visit_id"])
     assert_rows(stream.table("dead_letter"), [(5,)], ["visit_id"])
-    assert stream.table("watermarks").count() == 2
-
-
-@pytest.mark.kill
-def test_a_killed_batch_is_split_once(stream: Stream) -> None:
-    stream.append((1, "10:00"))
-    stream.run()
-    stream.append((2, "11:00"), (3, "09:00"), (4, None))
-    arguments = [text for name, value in stream.given().items() for text in (f"--{name}", value)]
-    command = [sys.executable, "-m", job.__name__, *arguments]
-    assert (
-        run_and_kill(command, stream.path("watermarks"), at=TableState.LOG_WRITTEN) is TableState.LOG_WRITTEN
-    )
-    stream.run()
-    assert_rows(stream.table("on_time"), [(1,), (2,)], ["visit_id"])
-    assert_rows(stream.table("late"), [(3,)], ["visit_id"])
-    assert_rows(stream.table("dead_letter"), [(4,)], ["visit_id"])
     assert stream.table("watermarks").count() == 2
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +21,6 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.streams import append
 from tests.support.dbt_project import DbtProject
-from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -351,28 +347,28 @@ def test_a_batch_that_is_run_again_after_its_write_doubles_nothing(
     assert stream.numbers() == numbers
 
 
-@pytest.mark.kill
-def test_killed_between_its_two_tables_the_next_run_completes_the_batch(
-    spark: SparkSession, tmp_path: Path
+def test_a_batch_that_ends_between_its_two_tables_is_completed_by_the_next_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = Stream(spark, tmp_path)
-    stream.append(("v1", "10:00:00"))
-    stream.run()
-    stream.append(("v1", "10:00:01"), ("v2", "10:00:02"), ("v3", None))
-    parameters = {name: value for name, value in asdict(stream.parameters()).items() if value is not None}
-    (tmp_path / "job.yml").write_text(yaml.safe_dump(parameters))
-    state = run_and_kill(
-        [sys.executable, "-m", "python_jobs.error_management.windowed_deduplicator",
-         "--config", str(tmp_path / "job.yml")],
-        stream.path("target"),
-        TableState.DATA_WITHOUT_LOG,
-    )  # fmt: skip
-    assert state is TableState.DATA_WITHOUT_LOG
-    assert (stream.numbers(), stream.numbers("dead")) == ([0], [3])
+    stream.append(("v1", "10:00:00"), ("v2", "10:00:02"), ("v3", None))
+
+    def die_at_the_target(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+        if table == stream.path("target"):
+            raise OSError("the machine is gone")
+        append(rows, table, options)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(job, "append", die_at_the_target)
+        with pytest.raises(OSError, match="the machine is gone"):
+            stream.run()
+    assert (stream.numbers(), stream.numbers("dead")) == ([], [2])
 
     report = stream.run()
-    assert (stream.numbers(), stream.numbers("dead")) == ([0, 2], [3]), "v2 is no repeat of itself"
-    assert report["duplicates"] == 1
+    assert (stream.numbers(), stream.numbers("dead")) == ([0, 1], [2]), (
+        "v1 and v2 are no repeats of themselves"
+    )
+    assert report["duplicates"] == 0
 
 
 def test_a_checkpoint_of_another_query_and_a_state_that_is_not_ours_are_refused(

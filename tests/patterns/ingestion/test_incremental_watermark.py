@@ -31,7 +31,7 @@ HOOK = "post_hook='{{ lakehouse_patterns.incremental_watermark() }}'"
 OTHER_WINDOW = """{{ lakehouse_patterns.incremental_window(
     'ingested_at', source="(select timestamp '2024-03-01 10:00:00Z' as ingested_at)"
 ) }}"""
-COPIES = ("newer", "quiet", "killed", "emptied", "asked", "raced", "late")
+COPIES = ("newer", "quiet", "ended", "emptied", "asked", "raced", "late")
 
 
 def at(hour: int, minute: int = 0) -> dt.datetime:
@@ -99,26 +99,26 @@ def test_a_run_that_finds_nothing_new_commits_nothing(project: DbtProject) -> No
     assert len(project.history("quiet")) == commits
 
 
-def test_a_run_killed_before_its_watermark_neither_loses_nor_doubles_rows(project: DbtProject) -> None:
-    """What a kill between the two commits leaves: the rows of the run, and the watermark of the one before."""
-    project.run("run", "--select", "killed")
+def test_a_run_that_ends_before_its_watermark_neither_loses_nor_doubles_rows(project: DbtProject) -> None:
+    """Play a process that ends between its two commits: the run's rows are there, the watermark is the last run's."""
+    project.run("run", "--select", "ended")
     add(project, "v2", None, at(12))
     add(project, "v3", "home", at(13))
-    project.run("run", "--select", "killed")
+    project.run("run", "--select", "ended")
     project.spark.sql(
-        f"alter table {project.schema}.killed "
+        f"alter table {project.schema}.ended "
         "set tblproperties ('lakehouse_patterns.watermark' = '2024-03-01 11:00:00+00:00')"
     )
-    project.run("run", "--select", "killed")
-    assert (ids(project, "killed"), watermark(project, "killed")) == (
+    project.run("run", "--select", "ended")
+    assert (ids(project, "ended"), watermark(project, "ended")) == (
         ["v0", "v2"],
         "2024-03-01 13:00:00+00:00",
     )
     project.spark.sql(
-        f"alter table {project.schema}.killed unset tblproperties ('lakehouse_patterns.watermark')"
+        f"alter table {project.schema}.ended unset tblproperties ('lakehouse_patterns.watermark')"
     )
-    project.run("run", "--select", "killed")
-    assert (ids(project, "killed"), watermark(project, "killed")) == (
+    project.run("run", "--select", "ended")
+    assert (ids(project, "ended"), watermark(project, "ended")) == (
         ["v0", "v2"],
         "2024-03-01 13:00:00+00:00",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from python_jobs.ingestion import passthrough_replicator
 from python_jobs.ingestion.passthrough_replicator import Folder, Parameters, run
+from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
@@ -95,54 +96,32 @@ def environments(spark: SparkSession, tmp_path: Path) -> Environments:
     return Environments(spark, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def replicas(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Environments, dict[str, Any]]:
-    """Replicate once, once more, then after changes at the source; return what each run left."""
-    environments = Environments(spark, tmp_path_factory.mktemp("replicas"))
-    seen: dict[str, Any] = {}
+@pytest.fixture
+def filled(environments: Environments) -> Environments:
+    """Fill the production folder with odd files and one folder without files."""
     for name, content in FILES.items():
         environments.put(name, content)
     (environments.production / DAY_1 / "no files yet").mkdir()
-    seen["source before"] = inodes(environments.production)
-    seen["first"] = environments.replicate(), tree(environments.production), tree(environments.staging)
-    seen["source after"] = inodes(environments.production)
-    seen["inodes"] = inodes(environments.staging)
-    seen["again"] = environments.replicate()
-    seen["inodes again"] = inodes(environments.staging)
-
-    (environments.production / DAY_1 / "empty.json").unlink()
-    (environments.production / DAY_1 / "no files yet").rmdir()
-    environments.put(f"{DAY_1}/odd.json", ODD + b"!", 1_709_294_400)
-    environments.put(f"{DAY_1}/new.json", b"new")
-    environments.put(f"{DAY_2}/other.csv", b"2;changed in production\n")
-    seen["day 2"] = tree(environments.staging / DAY_2)
-    seen["day 1 only"] = environments.replicate(
-        source=str(environments.production / DAY_1), target=str(environments.staging / DAY_1)
-    )
-    seen["day 1"] = tree(environments.production / DAY_1), tree(environments.staging / DAY_1)
-    seen["day 2 after"] = tree(environments.staging / DAY_2)
-    return environments, seen
+    return environments
 
 
-def test_names_bytes_and_times_are_the_source_s(replicas: Any) -> None:
-    _, seen = replicas
-    report, production, staging = seen["first"]
-    assert staging == production
+def test_names_bytes_and_times_are_the_source_s(filled: Environments) -> None:
+    report = filled.replicate()
+    staging = tree(filled.staging)
+    assert staging == tree(filled.production)
     assert {name: entry[0] for name, entry in staging.items() if entry} == FILES
     assert staging[f"{DAY_1}/no files yet"] is None
-    assert report["files"] == report["files_copied"] == len(FILES)
+    assert report["files"] == report["files_copied"] == 10
     assert report["bytes_copied"] == sum(map(len, FILES.values()))
 
 
 def test_lines_are_byte_identical_where_a_json_reader_changes_them(
-    replicas: Any, spark: SparkSession
+    filled: Environments, spark: SparkSession
 ) -> None:
-    environments, _ = replicas
-    assert environments.staging.joinpath(DAY_1, "odd.json").read_bytes() == ODD + b"!"
-    control = environments.root / "control"
-    lines = environments.root / "lines.json"
+    filled.replicate()
+    assert filled.staging.joinpath(DAY_1, "odd.json").read_bytes() == ODD
+    control = filled.root / "control"
+    lines = filled.root / "lines.json"
     lines.write_bytes(b'{"version" :  1.10}\r\n{"a":1,"a":2}\n')
     read = spark.read.schema("version string, a string").json(str(lines))
     read.write.json(str(control))
@@ -151,27 +130,38 @@ def test_lines_are_byte_identical_where_a_json_reader_changes_them(
     assert b'"version" :  1.10' not in written
 
 
-def test_a_second_run_copies_nothing(replicas: Any) -> None:
-    _, seen = replicas
-    assert seen["again"]["files_copied"] == 0
-    assert seen["again"]["files_skipped"] == len(FILES)
-    assert {k: v[0] for k, v in seen["inodes again"].items()} == {k: v[0] for k, v in seen["inodes"].items()}
+def test_a_second_run_copies_nothing(filled: Environments) -> None:
+    filled.replicate()
+    before = {path: inode for path, (inode, _) in inodes(filled.staging).items()}
+    report = filled.replicate()
+    assert (report["files_copied"], report["files_skipped"]) == (0, 10)
+    assert {path: inode for path, (inode, _) in inodes(filled.staging).items()} == before
 
 
-def test_after_changes_the_target_equals_the_source_and_other_days_are_untouched(replicas: Any) -> None:
-    _, seen = replicas
-    production, staging = seen["day 1"]
-    assert staging == production
-    assert "empty.json" not in staging
-    assert seen["day 1 only"]["files_deleted"] == 1
-    assert seen["day 1 only"]["files_copied"] == 3, "odd.json, new.json and _SUCCESS"
-    assert seen["day 2 after"] == seen["day 2"]
+def test_after_changes_the_target_equals_the_source_and_other_days_are_untouched(
+    filled: Environments,
+) -> None:
+    filled.replicate()
+    day_2 = tree(filled.staging / DAY_2)
+    (filled.production / DAY_1 / "empty.json").unlink()
+    (filled.production / DAY_1 / "no files yet").rmdir()
+    filled.put(f"{DAY_1}/odd.json", ODD + b"!", 1_709_294_400)
+    filled.put(f"{DAY_1}/new.json", b"new")
+    filled.put(f"{DAY_2}/other.csv", b"2;changed in production\n")
+
+    report = filled.replicate(source=str(filled.production / DAY_1), target=str(filled.staging / DAY_1))
+    assert tree(filled.staging / DAY_1) == tree(filled.production / DAY_1)
+    assert not (filled.staging / DAY_1 / "empty.json").exists()
+    assert report["files_deleted"] == 1
+    assert report["files_copied"] == 3, "odd.json, new.json and _SUCCESS"
+    assert tree(filled.staging / DAY_2) == day_2
 
 
-def test_the_source_is_only_read(replicas: Any) -> None:
+def test_the_source_is_only_read(filled: Environments) -> None:
     """Not even a time of a file or folder of the source changes: read rights are enough there."""
-    _, seen = replicas
-    assert seen["source after"] == seen["source before"]
+    before = inodes(filled.production)
+    filled.replicate()
+    assert inodes(filled.production) == before
 
 
 def test_content_is_compared_where_size_and_time_deceive(environments: Environments) -> None:
@@ -466,25 +456,17 @@ def test_a_killed_run_is_completed_by_the_next(environments: Environments) -> No
 
 def test_the_command_of_the_page(environments: Environments, tmp_path: Path) -> None:
     environments.put("devices.json", ODD)
-    (policy,) = (
-        code for code in snippets(PAGE, f"{THIS}test_the_command_of_the_page") if "datasets:" in code
-    )
-    (command,) = (
-        code for code in snippets(PAGE, f"{THIS}test_the_command_of_the_page") if "spark-submit" in code
-    )
-    (tmp_path / "replication.yml").write_text(policy, encoding="utf-8")
-    environments_at = {
+    policy, command = snippets(PAGE, f"{THIS}test_the_command_of_the_page")
+    for uri, folder in {
         "s3a://production": "production",
         "s3a://staging": "staging",
         "s3a://development": "dev",
-    }
-    for uri, folder in environments_at.items():
-        text = (tmp_path / "replication.yml").read_text(encoding="utf-8")
-        (tmp_path / "replication.yml").write_text(text.replace(uri, str(tmp_path / folder)), encoding="utf-8")
-    put(tmp_path / "production" / "users" / "u.json", b"")
-    command = command.replace("python_jobs/", f"{REPOSITORY}/python_jobs/")
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    }.items():
+        policy = policy.replace(uri, str(tmp_path / folder))
+    (tmp_path / "replication.yml").write_text(policy, encoding="utf-8")
+    words = shlex.split(command.replace("replication.yml", str(tmp_path / "replication.yml")))
+    assert words[:2] == ["spark-submit", "python_jobs/ingestion/passthrough_replicator.py"]
+    parameters, _ = parse_parameters(Parameters, words[2:])
+    run(environments.spark, parameters)
+    assert tree(environments.staging) == tree(environments.production)
     assert tree(tmp_path / "dev" / "devices") == tree(environments.production)

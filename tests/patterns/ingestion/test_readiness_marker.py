@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.ingestion import readiness_marker
 from python_jobs.ingestion import readiness_marker_sensor as readiness_sensor
 from python_jobs.ingestion.readiness_marker import Parameters, run
 from python_jobs.ingestion.readiness_marker_sensor import Condition, WrongCondition, is_ready, look, wait
@@ -26,7 +28,6 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.files.readiness import newest_data_version, ready_versions, regenerated
 from tests.support.dbt_project import DbtProject
-from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.session import setting
@@ -130,17 +131,22 @@ def test_a_consumer_that_skips_the_check_reads_a_part(spark: SparkSession, folde
     assert spark.read.json(str(folder)).count() == 4
 
 
-@pytest.mark.kill
-def test_a_killed_run_leaves_no_marker_and_the_next_one_completes(visits: Visits) -> None:
+def test_a_run_that_ends_in_its_write_leaves_no_marker_and_the_next_one_completes(
+    visits: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visits.make("10", "11")
     partition = visits.folder / HOUR_10
     assert is_ready(marker=str(partition))
-    argv = [
-        sys.executable, str(REPOSITORY / "python_jobs" / "ingestion" / "readiness_marker.py"),
-        "--source", visits.source, "--target", str(visits.folder), "--event_column", "event_time",
-        "--ingestion_column", "ingested_at", "--from", "2024-03-01T10", "--to", "2024-03-01T11",
-    ]  # fmt: skip
-    run_and_kill(argv, partition, TableState.DATA_WITHOUT_LOG)
+
+    def die_after_the_files(rows: DataFrame, parameters: Parameters, folder: str) -> None:
+        rows.write.format(parameters.format).mode("overwrite").save(folder)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(readiness_marker, "_write_files", die_after_the_files)
+        with pytest.raises(KeyboardInterrupt):
+            visits.make("10", "11")
+    assert data_files(partition)
     assert not is_ready(marker=str(partition))
     visits.make("10", "11")
     assert is_ready(marker=str(partition))
@@ -350,10 +356,19 @@ def test_waiting_sensors_hold_no_slot(folder: Path) -> None:
     assert log == ["task", *(f"sensor {number}" for number in range(5))]
 
 
-def test_a_blocking_wait_holds_its_slot_until_the_time_is_up(folder: Path) -> None:
-    started = time.monotonic()
-    assert wait(Condition(marker=str(folder)), timeout_seconds=0.3, poll_seconds=0.1) is None
-    assert time.monotonic() - started >= 0.1
+def test_a_blocking_wait_sleeps_in_the_caller_s_thread_until_the_time_is_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[tuple[int, float]] = []
+    sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        slept.append((threading.get_ident(), seconds))
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", noted)
+    assert wait(Condition(marker=str(folder)), timeout_seconds=0.2, poll_seconds=0.01) is None
+    assert (threading.get_ident(), 0.01) in slept
 
 
 def test_the_sensor_waits_until_the_marker_comes(

@@ -232,7 +232,7 @@ def test_names_that_differ_in_case_alone_are_no_way_out(replica: Replica, spark:
 def test_a_reclassified_column_leaves_no_trace_in_older_versions(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run killed between the new version and the purge leaves the purge to the next run."""
+    """A run that ends between the new version and the purge leaves the purge to the next run."""
     replica.write()
     open_contract = CONTRACT.replace("{name: email, tags: [PII]}", "{name: email}")
     replica.contract(open_contract)
@@ -240,8 +240,8 @@ def test_a_reclassified_column_leaves_no_trace_in_older_versions(
     assert planted_in(replica.target) == [PLANTED[0]]
 
     replica.contract(CONTRACT)
-    with monkeypatch.context() as killed, contextlib.suppress(KeyboardInterrupt):
-        killed.setattr(transformation_replicator, "_purge", _killed)
+    with monkeypatch.context() as dying, contextlib.suppress(KeyboardInterrupt):
+        dying.setattr(transformation_replicator, "_purge", _die)
         replica.replicate()
     assert "email" not in replica.rows().columns
     assert planted_in(replica.target) == [PLANTED[0]], "an old version still holds it"
@@ -252,7 +252,7 @@ def test_a_reclassified_column_leaves_no_trace_in_older_versions(
     assert replica.replicate()["purged"] is False
 
 
-def _killed(*_: Any) -> None:
+def _die(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
