@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,6 @@ SPECIFICATIONS = REPOSITORY.parent / "shared" / "patterns"  # only where the pro
 PAGE_PARTS = ("Problem", "When to use", "Use it on your own tables", "Guarantees", "Costs", "See also")
 PATTERNS = patterns()
 BEHAVIOURS = [(p, b) for p in PATTERNS for b in p.behaviours]
-
-each_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=lambda p: p.id)
 
 
 def test_the_foundation_is_in_the_catalog() -> None:
@@ -40,55 +37,61 @@ def test_ids_are_unique() -> None:
     assert [id for id, count in counts.items() if count > 1] == []
 
 
-@each_pattern
-def test_files_and_forms_exist(pattern: Pattern) -> None:
-    paths = [*pattern.files, *(path for form in pattern.forms for path in form.values())]
-    assert [path for path in paths if not (REPOSITORY / path).exists()] == []
-    assert pattern.forms
+def test_files_and_forms_exist() -> None:
+    named = {p.id: [*p.files, *(path for form in p.forms for path in form.values())] for p in PATTERNS}
+    absent = [(id, path) for id, paths in named.items() for path in paths if not (REPOSITORY / path).exists()]
+    assert absent == []
+    assert [p.id for p in PATTERNS if not p.forms] == []
 
 
-@each_pattern
-def test_the_page_has_the_section_with_all_its_parts(pattern: Pattern) -> None:
+def test_the_page_has_a_section_with_all_its_parts_and_a_snippet() -> None:
+    assert [problem for pattern in PATTERNS for problem in problems_of_section(pattern)] == []
+
+
+def problems_of_section(pattern: Pattern) -> list[str]:
+    """Return what the pattern's section on its page lacks."""
     page, anchor = pattern.page.split("#")
     sections = sections_of((REPOSITORY / page).read_text(encoding="utf-8"))
-    assert anchor in sections
-    assert [
-        part for part in PAGE_PARTS if not re.search(rf"(^###\s|\*\*){part}", sections[anchor], re.M)
-    ] == []
-    assert MARKER.search(sections[anchor]), "no snippet that a test runs"
+    if anchor not in sections:
+        return [f"{pattern.page}: no such section"]
+    absent = [part for part in PAGE_PARTS if not re.search(rf"(^###\s|\*\*){part}", sections[anchor], re.M)]
+    absent += [] if MARKER.search(sections[anchor]) else ["a snippet that a test runs"]
+    return [f"{pattern.page} has no {part}" for part in absent]
 
 
-@each_pattern
-def test_every_bullet_of_the_specification_has_a_behaviour(pattern: Pattern) -> None:
-    assert {b.bullet for b in pattern.behaviours} == set(range(1, pattern.bullets + 1))
+def test_every_bullet_of_the_specification_has_a_behaviour() -> None:
+    claimed_bullets = {p.id: {b.bullet for b in p.behaviours} for p in PATTERNS}
+    assert claimed_bullets == {p.id: set(range(1, p.bullets + 1)) for p in PATTERNS}
 
 
-@each_pattern
 @pytest.mark.skipif(not SPECIFICATIONS.is_dir(), reason="the specifications are not part of the repository")
-def test_the_number_of_bullets_is_the_specification_s(pattern: Pattern) -> None:
-    file, section = pattern.spec.split("#")
-    assert pattern.bullets == count_bullets((SPECIFICATIONS / file).read_text(encoding="utf-8"), section)
+def test_the_number_of_bullets_is_the_specification_s() -> None:
+    specified = {}
+    for pattern in PATTERNS:
+        file, section = pattern.spec.split("#")
+        specified[pattern.id] = count_bullets((SPECIFICATIONS / file).read_text(encoding="utf-8"), section)
+    assert {p.id: p.bullets for p in PATTERNS} == specified
 
 
-@pytest.mark.parametrize(("pattern", "behaviour"), BEHAVIOURS, ids=lambda x: x.id)
-def test_a_behaviour_has_a_test_that_exists_or_a_reason(pattern: Pattern, behaviour: Behaviour) -> None:
-    assert behaviour.sentence.strip()
+def test_a_behaviour_has_a_test_that_exists_or_a_reason() -> None:
+    assert [f"{p.id}/{b.id}" for p, b in BEHAVIOURS if not b.sentence.strip() or not is_proved(b)] == []
+
+
+def is_proved(behaviour: Behaviour) -> bool:
+    """Return whether the test that the behaviour names exists, or a reason says why there is none."""
     if behaviour.test is None:
-        assert (behaviour.reason or "").strip()
-    else:
-        assert names_a_test(behaviour.test)
+        return bool((behaviour.reason or "").strip())
+    return names_a_test(behaviour.test)
 
 
-@each_pattern
-def test_at_least_two_mutations_threaten_the_pattern(pattern: Pattern) -> None:
-    assert sum(mutation.file in pattern.files for mutation in committed_mutations()) >= 2
+def test_at_least_two_mutations_threaten_each_pattern() -> None:
+    mutated = [mutation.file for mutation in committed_mutations()]
+    assert [p.id for p in PATTERNS if sum(file in p.files for file in mutated) < 2] == []
 
 
-@pytest.mark.parametrize(
-    "page", [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "README.md"], ids=lambda p: p.stem
-)
-def test_each_documented_snippet_is_run_by_a_test(page: Path) -> None:
-    assert [test for test in claimed(page) if not names_a_test(test)] == []
+def test_each_documented_snippet_is_run_by_a_test() -> None:
+    pages = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "README.md"]
+    assert [test for page in pages for test in claimed(page) if not names_a_test(test)] == []
 
 
 def sections_of(page: str) -> dict[str, str]:
