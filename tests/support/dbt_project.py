@@ -138,6 +138,22 @@ class DbtProject:
             raise AssertionError(f"dbt {' '.join(arguments)} passed, a failure was expected")
         return self._errors(result)
 
+    def outcomes(self, *arguments: str) -> dict[str, str]:
+        """Call dbt and return the error of each node of the call, an empty text of a node that passed.
+
+        Raises:
+            DbtFailed: the call failed before it came to a node.
+        """
+        result = self._invoke(arguments)
+        if result.exception:
+            raise DbtFailed(str(result.exception))
+        passed = {"success", "pass"}
+        return {
+            r.node.name: "" if r.status in passed else f"{r.node.name}: {r.status}: {r.message}"
+            for r in result.result.results
+            if r.node.resource_type != "operation"
+        }
+
     def statuses(self) -> dict[str, str]:
         """Return the status (success, pass, …) of each node of the last call, hooks left out."""
         assert self._last is not None

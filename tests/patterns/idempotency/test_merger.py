@@ -7,7 +7,7 @@ import decimal
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippets
+from tests.support.stories import FAILS, PASSES, DbtStories, Stories, Story
 
 # pyspark has no class of its own for a failed write or a conflict.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -114,6 +115,58 @@ USERS = "id string, plan string, seq int, is_deleted boolean"
 VISITS = "id string, seq int, d date"
 
 
+class Users:
+    """One story's users in a table that several stories share: `story` is a part of its key."""
+
+    def __init__(self, table: Merged, story: str) -> None:
+        self._table, self._story, self._arrived = table, story, list[tuple[Any, ...]]()
+
+    def arrive(self, *rows: tuple[Any, ...]) -> None:
+        """Put rows into the next batch."""
+        self._arrived = [(self._story, *row) for row in rows]
+
+    def taken(self) -> list[tuple[Any, ...]]:
+        """Return the rows that arrived since the last call."""
+        rows, self._arrived = self._arrived, []
+        return rows
+
+    def are(self, *rows: tuple[Any, ...]) -> None:
+        """Assert the story's rows."""
+        stored = self._table.spark.table(self._table.name).where(f"story = '{self._story}'")
+        assert_rows(stored.drop("story"), rows)
+
+
+class MergeStories(Stories[Users]):
+    """Stories whose first step is the first load of one table; each step after it is one MERGE of all their rows."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = options
+
+    def open(self, request: pytest.FixtureRequest) -> None:
+        """Name the table."""
+        path = request.getfixturevalue("tmp_path_factory").mktemp("merge_stories") / "users"
+        spark, render = request.getfixturevalue("spark"), request.getfixturevalue("render")
+        schema = f"story string, {USERS}"
+        self._table = Merged(spark, render, str(path), schema, key=["story", "id"], **self._options)
+        self._take_step = self._table.load
+
+    def given(self, name: str) -> Users:
+        """Return the story's users."""
+        return Users(self._table, name)
+
+    def take_step(self, stories: Mapping[str, Users]) -> Mapping[str, str]:
+        """Load the stories' rows, or merge them."""
+        self._take_step([row for users in stories.values() for row in users.taken()])
+        self._take_step = lambda rows: self._table.merge(*rows)
+        return {}
+
+
+# Those without a sequence take the last batch for the newest.
+in_sequence, in_order_of_batches = MergeStories(sequence=["seq"], **HARD), MergeStories(**HARD)
+with_soft_deletes = MergeStories(sequence=["seq"], **SOFT)
+
+
 # --- by key ----------------------------------------------------------------------------------------------
 
 
@@ -125,64 +178,86 @@ def test_a_batch_inserts_updates_and_deletes_at_once(merged: Callable[..., Merge
     assert users.last.version == 1, "one commit a batch"
 
 
-def test_deletions_of_unknown_keys_are_not_inserted_and_a_deleted_key_can_return(
-    merged: Callable[..., Merged],
-) -> None:
-    schema = "type string, version string, full_name string, is_deleted boolean"
-    devices = merged(schema, key=["type", "version"], **HARD)
-    devices.load([("galaxy", "Android 11", "Galaxy", True), ("mac", "v1", "Mac", False)])
-    devices.holds(("mac", "v1", "Mac", False))
-    devices.merge(("unknown", "v1", "x", True))
-    devices.holds(("mac", "v1", "Mac", False))
-    devices.merge(("mac", "v1", "Mac", True), ("lg", "v1", "LG", False))
-    devices.holds(("lg", "v1", "LG", False))
-    devices.merge(("mac", "v1", "Mac again", False))
-    devices.holds(("lg", "v1", "LG", False), ("mac", "v1", "Mac again", False))
+@in_order_of_batches.story
+def test_deletions_of_unknown_keys_are_not_inserted_and_a_deleted_key_can_return(users: Users) -> Story:
+    users.arrive(("galaxy", "basic", 1, True), ("mac", "basic", 1, False))
+    yield PASSES
+    users.are(("mac", "basic", 1, False))
+    users.arrive(("unknown", "basic", 2, True))
+    yield PASSES
+    users.are(("mac", "basic", 1, False))
+    users.arrive(("mac", "basic", 3, True), ("lg", "basic", 3, False))
+    yield PASSES
+    users.are(("lg", "basic", 3, False))
+    users.arrive(("mac", "again", 4, False))
+    yield PASSES
+    users.are(("lg", "basic", 3, False), ("mac", "again", 4, False))
 
 
-def test_replaying_increments_is_not_historically_consistent(merged: Callable[..., Merged]) -> None:
+@in_order_of_batches.story
+def test_replaying_increments_is_not_historically_consistent(users: Users) -> Story:
     """The specification's table: a replay starts from today's table, Stateful Merger restores it first."""
-    schema = "id string, state string, is_deleted boolean"
+    new_a, new_b, updated_a = ("A", "new", 1, False), ("B", "new", 2, False), ("A", "updated", 2, False)
+    deleted_b, new_c = ("B", "new", 3, True), ("C", "new", 3, False)
+    others = [(name, "new", 4, False) for name in "MNO"]
 
-    def row(name: str) -> tuple[str, str, bool]:
-        entity, _, change = name.partition("-")
-        return (entity, "updated" if change == "U" else "new", change == "D")
+    users.arrive(new_a)
+    yield PASSES
+    users.arrive(updated_a, new_b)
+    yield PASSES
+    users.are(updated_a, new_b)
+    users.arrive(deleted_b, new_c)
+    yield PASSES
+    users.are(updated_a, new_c)
+    users.arrive(*others)
+    yield PASSES
+    users.are(updated_a, new_c, *others)
 
-    hours = [["A"], ["A-U", "B"], ["B-D", "C"], ["M", "N", "O"]]
-    table = merged(schema, key=["id"], **HARD).load([row(name) for name in hours[0]])
-
-    def run(hour: int) -> list[str]:
-        table.merge(*(row(name) for name in hours[hour]))
-        rows = table.spark.table(table.name).collect()
-        return sorted(r.id + ("-U" if r.state == "updated" else "") for r in rows)
-
-    assert [run(hour) for hour in (1, 2, 3)] == [["A-U", "B"], ["A-U", "C"], ["A-U", "C", "M", "N", "O"]]
-    assert [run(hour) for hour in (1, 2, 3)] == [
-        ["A-U", "B", "C", "M", "N", "O"],
-        ["A-U", "C", "M", "N", "O"],
-        ["A-U", "C", "M", "N", "O"],
-    ]
+    users.arrive(updated_a, new_b)
+    yield PASSES
+    users.are(updated_a, new_b, new_c, *others)  # at that hour there were A-U and B
+    users.arrive(deleted_b, new_c)
+    yield PASSES
+    users.are(updated_a, new_c, *others)
+    users.arrive(*others)
+    yield PASSES
+    users.are(updated_a, new_c, *others)
 
 
-def test_a_corrected_increment_repairs_wrong_rows_without_a_replay(merged: Callable[..., Merged]) -> None:
-    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
-    users.merge(("a", "WRONG", 2, False), ("b", "WRONG", 2, False), ("c", "basic", 2, False))
-    users.merge(("a", "premium", 3, False), ("b", "basic", 3, False))
-    users.holds(("a", "premium", 3, False), ("b", "basic", 3, False), ("c", "basic", 2, False))
+@in_sequence.story
+def test_a_corrected_increment_repairs_wrong_rows_without_a_replay(users: Users) -> Story:
+    users.arrive(("a", "basic", 1, False))
+    yield PASSES
+    users.arrive(("a", "WRONG", 2, False), ("b", "WRONG", 2, False), ("c", "basic", 2, False))
+    yield PASSES
+    users.arrive(("a", "premium", 3, False), ("b", "basic", 3, False))
+    yield PASSES
+    users.are(("a", "premium", 3, False), ("b", "basic", 3, False), ("c", "basic", 2, False))
 
 
 # --- one row a key ---------------------------------------------------------------------------------------
 
 
-def test_only_the_newest_change_of_a_key_applies(merged: Callable[..., Merged]) -> None:
-    changes = [("a", "2nd", 2, False), ("a", "4th", 4, False), ("a", "3rd", 3, True),
-               ("new", "1st", 1, False), ("new", "2nd", 2, False),
-               ("gone", "1st", 1, False), ("gone", "2nd", 2, True)]  # fmt: skip
-    expected = [("a", "4th", 4, False), ("new", "2nd", 2, False)]
-    users = merged(USERS, key=["id"], sequence=["seq"], **HARD)
-    users.load([("a", "1st", 1, False)]).merge(*changes)
-    users.holds(*expected)
-    users.load(changes).holds(*expected)
+# Of one key the newest change is not the last row; one key is new with its changes, one is deleted at once.
+CHANGES = [("a", "2nd", 2, False), ("a", "4th", 4, False), ("a", "3rd", 3, True),
+           ("new", "1st", 1, False), ("new", "2nd", 2, False),
+           ("gone", "1st", 1, False), ("gone", "2nd", 2, True)]  # fmt: skip
+
+
+@in_sequence.story
+def test_only_the_newest_change_of_a_key_applies(users: Users) -> Story:
+    users.arrive(("a", "1st", 1, False))
+    yield PASSES
+    users.arrive(*CHANGES)
+    yield PASSES
+    users.are(("a", "4th", 4, False), ("new", "2nd", 2, False))
+
+
+@in_sequence.story
+def test_only_the_newest_change_of_a_key_is_loaded_first(users: Users) -> Story:
+    users.arrive(*CHANGES)
+    yield PASSES
+    users.are(("a", "4th", 4, False), ("new", "2nd", 2, False))
 
 
 def test_delta_alone_inserts_two_changes_of_a_new_key(merged: Callable[..., Merged]) -> None:
@@ -210,9 +285,9 @@ def test_ties_are_broken_the_same_way_whatever_the_order_of_the_rows(
     ]
     users = merged(schema, key=["id"], sequence=["seq"], **options)
     query = users._render("_merger_latest", merger=users.merger, batch="batch")
-    for order in itertools.permutations(tied):
-        users.batch(order)
-        assert_rows(users.spark.sql(query), [tied[3]])
+    orders = list(itertools.permutations(tied))
+    users.batch([(f"order {i}", *row[1:]) for i, order in enumerate(orders) for row in order])
+    assert_rows(users.spark.sql(query), [(f"order {i}", *tied[3][1:]) for i in range(24)])
     users.batch([*tied, ("a", None, 1, True, None, None)])
     winner = ("a", None, 1, True, None, None) if options else tied[3]
     assert_rows(users.spark.sql(query), [winner])
@@ -221,16 +296,25 @@ def test_ties_are_broken_the_same_way_whatever_the_order_of_the_rows(
 # --- the order of changes --------------------------------------------------------------------------------
 
 
-def test_an_older_change_does_not_overwrite_a_newer_one(merged: Callable[..., Merged]) -> None:
-    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "new", 5, False)])
-    users.merge(("a", "old", 4, False)).merge(("a", "old", 4, True)).merge(("a", "same", 5, True))
-    users.holds(("a", "new", 5, False))
-    users.merge(("a", "newest", 6, False)).holds(("a", "newest", 6, False))
+@in_sequence.story
+def test_an_older_change_does_not_overwrite_a_newer_one(users: Users) -> Story:
+    users.arrive(("a", "new", 5, False), ("b", "new", 5, False), ("c", "new", 5, False))
+    yield PASSES
+    users.arrive(("a", "old", 4, False), ("b", "old", 4, True), ("c", "same", 5, True))
+    yield PASSES
+    users.are(("a", "new", 5, False), ("b", "new", 5, False), ("c", "new", 5, False))
+    users.arrive(("a", "newest", 6, False))
+    yield PASSES
+    users.are(("a", "newest", 6, False), ("b", "new", 5, False), ("c", "new", 5, False))
 
 
-def test_without_a_sequence_the_last_batch_wins(merged: Callable[..., Merged]) -> None:
-    users = merged(USERS, key=["id"], **HARD).load([("a", "new", 5, False)])
-    users.merge(("a", "old", 4, False)).holds(("a", "old", 4, False))
+@in_order_of_batches.story
+def test_without_a_sequence_the_last_batch_wins(users: Users) -> Story:
+    users.arrive(("a", "new", 5, False))
+    yield PASSES
+    users.arrive(("a", "old", 4, False))
+    yield PASSES
+    users.are(("a", "old", 4, False))
 
 
 def test_sequence_columns_are_compared_in_order_and_a_stored_null_is_the_oldest(
@@ -251,19 +335,23 @@ def test_a_visit_that_is_delivered_three_times_and_once_more_is_one_row(
     visits.holds(("v1", "home"), ("v2", "about"))
 
 
-@pytest.mark.parametrize("sequence", [["seq"], []], ids=["in order", "last batch"])
+# Both orders, each in one ANSI mode: neither has a cast.
+@pytest.mark.parametrize(
+    ("sequence", "ansi"), [(["seq"], "true"), ([], "false")], ids=["in order", "last batch"]
+)
 def test_null_in_a_column_to_keep_leaves_what_is_known(
-    merged: Callable[..., Merged], ansi_modes: str, sequence: list[str]
+    merged: Callable[..., Merged], spark: SparkSession, sequence: list[str], ansi: str
 ) -> None:
     users = merged("id string, email string, plan string, seq int", key=["id"], sequence=sequence)
     users.merger["keep_on_null"] = ["email"]
-    users.load([("a", "a@x", "basic", 1), ("b", None, "basic", 1)])
-    users.merge(("a", None, None, 2), ("b", "b@x", "basic", 2), ("c", None, "basic", 2))
-    users.holds(("a", "a@x", None, 2), ("b", "b@x", "basic", 2), ("c", None, "basic", 2))
-    users.merger["keep_on_null"] = []
-    users.merge(("a", None, None, 3)).holds(
-        ("a", None, None, 3), ("b", "b@x", "basic", 2), ("c", None, "basic", 2)
-    )
+    with setting(spark, "spark.sql.ansi.enabled", ansi):
+        users.load([("a", "a@x", "basic", 1), ("b", None, "basic", 1)])
+        users.merge(("a", None, None, 2), ("b", "b@x", "basic", 2), ("c", None, "basic", 2))
+        users.holds(("a", "a@x", None, 2), ("b", "b@x", "basic", 2), ("c", None, "basic", 2))
+        users.merger["keep_on_null"] = []
+        users.merge(("a", None, None, 3)).holds(
+            ("a", None, None, 3), ("b", "b@x", "basic", 2), ("c", None, "basic", 2)
+        )
 
 
 def test_what_is_known_is_the_newest_value_that_is_not_null_of_batch_and_table(
@@ -314,52 +402,72 @@ def test_a_batch_that_is_newer_than_all_it_may_match_is_not_compared_row_by_row(
 # --- deletes ---------------------------------------------------------------------------------------------
 
 
-def test_a_soft_delete_blocks_older_updates_and_a_newer_one_returns(merged: Callable[..., Merged]) -> None:
-    users = merged(USERS, key=["id"], sequence=["seq"], **SOFT).load([("a", "basic", 1, False)])
-    users.merge(("a", None, 5, True)).merge(("a", "late", 4, False)).holds(("a", None, 5, True))
-    users.merge(("a", "back", 6, False)).holds(("a", "back", 6, False))
+@with_soft_deletes.story
+def test_a_soft_delete_blocks_older_updates_and_a_newer_one_returns(users: Users) -> Story:
+    users.arrive(("a", "basic", 1, False))
+    yield PASSES
+    users.arrive(("a", None, 5, True))
+    yield PASSES
+    users.arrive(("a", "late", 4, False))
+    yield PASSES
+    users.are(("a", None, 5, True))
+    users.arrive(("a", "back", 6, False))
+    yield PASSES
+    users.are(("a", "back", 6, False))
 
 
-def test_a_hard_delete_forgets_the_order_so_an_older_update_returns(merged: Callable[..., Merged]) -> None:
+@in_sequence.story
+def test_a_hard_delete_forgets_the_order_so_an_older_update_returns(users: Users) -> Story:
     """The documented limit of `deletes: hard`: nothing is left to compare with."""
-    users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
-    users.merge(("a", None, 5, True)).holds()
-    users.merge(("a", "late", 4, False)).holds(("a", "late", 4, False))
+    users.arrive(("a", "basic", 1, False))
+    yield PASSES
+    users.arrive(("a", None, 5, True))
+    yield PASSES
+    users.are()
+    users.arrive(("a", "late", 4, False))
+    yield PASSES
+    users.are(("a", "late", 4, False))
 
 
-def test_with_soft_deletes_the_order_of_batches_decides_nothing(merged: Callable[..., Merged]) -> None:
-    changes = [("a", "1st", 1, False), ("a", "2nd", 2, True), ("a", "3rd", 3, False), ("b", None, 4, True)]
-    for order in [(0, 1, 2, 3), (3, 2, 1, 0)]:
-        first, *others = (changes[i] for i in order)
-        users = merged(USERS, key=["id"], sequence=["seq"], **SOFT).load([first])
-        for change in others:
-            users.merge(change)
-        users.holds(("a", "3rd", 3, False), ("b", None, 4, True))
+@with_soft_deletes.story
+def test_with_soft_deletes_the_order_of_batches_decides_nothing(users: Users) -> Story:
+    """The same four changes, one a batch: `first` gets them in their order, `last` the other way round."""
+    users.arrive(("first", "1st", 1, False), ("last", "4th", 4, False))
+    yield PASSES
+    users.arrive(("first", None, 2, True), ("last", "3rd", 3, False))
+    yield PASSES
+    users.arrive(("first", "3rd", 3, False), ("last", None, 2, True))
+    yield PASSES
+    users.arrive(("first", "4th", 4, False), ("last", "1st", 1, False))
+    yield PASSES
+    users.are(("first", "4th", 4, False), ("last", "4th", 4, False))
 
 
-def test_a_null_flag_means_not_deleted(merged: Callable[..., Merged]) -> None:
-    users = merged(USERS, key=["id"], **HARD).load([("a", "basic", 1, None)])
-    users.merge(("a", "premium", 2, None), ("b", "basic", 2, None))
-    users.holds(("a", "premium", 2, False), ("b", "basic", 2, False))
+@in_order_of_batches.story
+def test_a_null_flag_means_not_deleted(users: Users) -> Story:
+    users.arrive(("a", "basic", 1, None))
+    yield PASSES
+    users.arrive(("a", "premium", 2, None), ("b", "basic", 2, None))
+    yield PASSES
+    users.are(("a", "premium", 2, False), ("b", "basic", 2, False))
 
 
 # --- NULL keys -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [((None, "x", 9, False), "id"), ((None, "x", 9, True), "id"), (("a", "x", None, False), "seq")],
-    ids=["key", "key of a deletion", "sequence"],
-)  # fmt: skip
-def test_a_row_with_null_in_its_key_or_sequence_is_refused(
-    merged: Callable[..., Merged], row: tuple[Any, ...], column: str
-) -> None:
+def test_a_row_with_null_in_its_key_or_sequence_is_refused(merged: Callable[..., Merged]) -> None:
     users = merged(USERS, key=["id"], sequence=["seq"], **HARD).load([("a", "basic", 1, False)])
-    message = f"row with NULL in {column}; correct the source"
-    with pytest.raises(PySparkException, match=message):  # one sentence, not a failed write
-        users.merge(("b", "basic", 2, False), row)
-    with pytest.raises(PySparkException, match=message):
-        users.load([row])
+    without_key, deletion, without_order = (
+        (None, "x", 9, False),
+        (None, "x", 9, True),
+        ("a", "x", None, False),
+    )
+    for row, column in [(without_key, "id"), (deletion, "id"), (without_order, "seq")]:
+        message = f"row with NULL in {column}; correct the source"
+        with pytest.raises(PySparkException, match=message):  # one sentence, not a failed write
+            users.merge(("b", "basic", 2, False), row)
+        with pytest.raises(PySparkException, match=message):
+            users.load([row])
     users.holds(("a", "basic", 1, False))
 
 
@@ -582,6 +690,7 @@ sources:
     schema: "{{ target.schema }}"
     tables: [{name: device_changes}, {name: user_changes}, {name: plain_changes}]
 """
+stories = DbtStories()
 USERS_MODEL = """
 {{ config(
     materialized='incremental', incremental_strategy='merge', unique_key='id', partition_by='country',
@@ -595,20 +704,15 @@ select * from {{ source('raw', 'user_changes') }}
 """
 
 
-@pytest.fixture(scope="module")
-def project(make_project: Callable[..., DbtProject]) -> DbtProject:
-    """A project with the page's model and one that uses the other options."""
-    devices, *_ = snippets(PAGE, f"{THIS}test_the_devices_of_the_page")
-    return make_project(
-        {"models/sources.yml": SOURCES, "models/devices.sql": devices, "models/users.sql": USERS_MODEL}
-    )
-
-
-def test_the_devices_of_the_page(project: DbtProject, spark: SparkSession) -> None:
+@stories.about("devices")
+def test_the_devices_of_the_page(project: DbtProject) -> Story:
     schema = "type string, version string, full_name string, changed_at timestamp, is_deleted boolean"
 
     def at(day: int) -> dt.datetime:
         return dt.datetime(2026, 1, day, tzinfo=dt.UTC)
+
+    def arrive(rows: list[tuple[Any, ...]]) -> None:
+        project.source("device_changes", project.spark.createDataFrame(rows, schema))
 
     first = [("galaxy", "Android 11", "Galaxy S", at(1), False), ("mac", "Ventura", "Mac", at(1), False),
              ("lg", "G4", "LG", at(1), False), ("htc", "One", "HTC", at(1), True)]  # fmt: skip
@@ -618,43 +722,44 @@ def test_the_devices_of_the_page(project: DbtProject, spark: SparkSession) -> No
                 ("mac", "Sonoma", "Mac"), ("mac", "Tahoe", "Mac")]  # fmt: skip
     columns = ["type", "version", "full_name"]
 
-    project.source("device_changes", spark.createDataFrame(first, schema))
-    project.run("run", "--select", "devices")
+    arrive(first)
+    yield PASSES
     assert_rows(project.table("devices"), [row[:3] for row in first[:3]], columns)
 
-    project.source("device_changes", spark.createDataFrame(second, schema))
-    for _ in range(2):
-        project.run("run", "--select", "devices")
-        assert_rows(project.table("devices"), expected, columns)
+    arrive(second)
+    yield PASSES
+    assert_rows(project.table("devices"), expected, columns)
+    yield PASSES
+    assert_rows(project.table("devices"), expected, columns)
     assert len(project.history("devices")) == 2, "the rerun commits nothing"
 
-    project.source("device_changes", spark.createDataFrame([("lg", "G4", "LG", at(3), True)], schema))
-    project.run("run", "--select", "devices")
+    arrive([("lg", "G4", "LG", at(3), True)])
+    yield PASSES
     assert_rows(project.table("devices"), [r for r in expected if r[0] != "lg"], columns)
 
-    project.source("device_changes", spark.createDataFrame(first + second, schema))
+    arrive(first + second)
     project.run("run", "--select", "devices", "--full-refresh")
     assert_rows(project.table("devices"), expected, columns)
 
 
-def test_null_keys_are_quarantined_once_and_columns_are_added(
-    project: DbtProject, spark: SparkSession
-) -> None:
-    schema = "id string, country string, plan string, changed_at int, is_deleted boolean"
+@stories.about("users")
+def test_null_keys_are_quarantined_once_and_columns_are_added(project: DbtProject) -> Story:
+    narrow = "id string, country string, plan string, changed_at int, is_deleted boolean"
+
+    def arrive(schema: str, *rows: tuple[Any, ...]) -> None:
+        project.source("user_changes", project.spark.createDataFrame(rows, schema))
+
     null_key = (None, "pl", "x", 1, False)
-    first = [("a", "pl", "basic", 1, False), null_key, null_key]
-    project.source("user_changes", spark.createDataFrame(first, schema))
-    project.run("run", "--select", "users")
-    project.source(
-        "user_changes",
-        spark.createDataFrame(
-            [("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "basic", 1, None, "b@y"),
-             ("b", "fr", "basic", None, False, "b@y")],
-            schema + ", email string",
-        ),
+    arrive(narrow, ("a", "pl", "basic", 1, False), null_key, null_key)
+    yield PASSES
+
+    arrive(
+        narrow + ", email string",
+        ("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "basic", 1, None, "b@y"),
+        ("b", "fr", "basic", None, False, "b@y"),
     )  # fmt: skip
     for _ in range(2):
-        project.run("run", "--select", "users")
+        yield PASSES
         assert_rows(
             project.table("users"),
             [("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "basic", 1, False, "b@y")],
@@ -667,13 +772,11 @@ def test_null_keys_are_quarantined_once_and_columns_are_added(
         )
     payloads = [row.payload for row in quarantine.where("copies = 2").collect()]
     assert payloads == ['{"id":null,"country":"pl","plan":"x","changed_at":1,"is_deleted":false}']
-    executed = project.executed("users")
-    assert "DBT_INTERNAL_DEST.`country` in ('fr', 'pl')" in executed
+    assert "DBT_INTERNAL_DEST.`country` in ('fr', 'pl')" in project.executed("users")
 
     # The column that the feed no longer delivers stays as it is; a new key has NULL in it.
-    third = [("b", "fr", "premium", 3, False), ("c", "fr", "basic", 3, False)]
-    project.source("user_changes", spark.createDataFrame(third, schema))
-    project.run("run", "--select", "users")
+    arrive(narrow, ("b", "fr", "premium", 3, False), ("c", "fr", "basic", 3, False))
+    yield PASSES
     assert_rows(
         project.table("users"),
         [("a", "pl", "basic", 2, True, "x@y"), ("b", "fr", "premium", 3, False, "b@y"),
@@ -763,16 +866,21 @@ REFUSED_LATER = {
 }
 
 
-def test_wrong_configuration_is_refused_in_one_sentence(make_project: Callable[..., DbtProject]) -> None:
-    files = {f"models/{name}.sql": text for name, (text, _) in (REFUSED | REFUSED_LATER).items()}
-    project = make_project(files)
-    errors = project.fails("run")
-    assert {name for name, status in project.statuses().items() if status == "success"} == set(REFUSED_LATER)
-    for name, (_, message) in REFUSED.items():
-        assert message in errors, name
-    errors = project.fails("run", "--select", *REFUSED_LATER)
-    for name, (_, message) in REFUSED_LATER.items():
-        assert message in errors, name
+@stories.about(*REFUSED)
+def test_wrong_configuration_is_refused_in_one_sentence(project: DbtProject) -> Story:
+    errors = yield FAILS
+    for name, (_, sentence) in REFUSED.items():
+        assert f"{name}: error" in errors
+        assert sentence in errors, name
+
+
+@stories.about(*REFUSED_LATER)
+def test_wrong_merge_is_refused_in_one_sentence(project: DbtProject) -> Story:
+    yield PASSES
+    errors = yield FAILS
+    for name, (_, sentence) in REFUSED_LATER.items():
+        assert f"{name}: error" in errors
+        assert sentence in errors, name
 
 
 def test_options_without_the_dispatch_that_serves_them_are_refused(
@@ -797,27 +905,46 @@ PLAIN = {
 }
 
 
-def test_a_model_without_options_runs_the_sql_of_dbt_spark_alone(
-    make_project: Callable[..., DbtProject], spark: SparkSession
-) -> None:
-    files = {
-        f"models/{name}.sql": f"""
+PLAIN_MODELS = {
+    f"models/{name}.sql": f"""
 {{{{ config(materialized='incremental', incremental_strategy='merge', {config}, meta={{'owner': 'us'}}) }}}}
 select * from {{{{ source('raw', 'plain_changes') }}}}"""
-        for name, config in PLAIN.items()
-    } | {"models/sources.yml": SOURCES}
-    rows = spark.createDataFrame([("a", "pl", "basic")], "id string, country string, plan string")
-    executed = []
-    for with_package in (True, False):
-        plain = make_project(files, with_package=with_package)
-        plain.source("plain_changes", rows)
-        for _ in range(2):  # created, then merged
-            plain.run("run")
-            executed.append(
-                {
-                    name: plain.executed(name).replace(plain.schema, "").replace(str(plain.root), "")
-                    for name in PLAIN
-                }
-            )
-    assert executed[:2] == executed[2:]
-    assert all("merge into" in sql for sql in executed[1].values())
+    for name, config in PLAIN.items()
+}
+
+
+@stories.about(*PLAIN)
+def test_a_model_without_options_runs_the_sql_of_dbt_spark_alone(project: DbtProject) -> Story:
+    def executed(of: DbtProject) -> dict[str, str]:
+        return {name: of.executed(name).replace(of.schema, "").replace(str(of.root), "") for name in PLAIN}
+
+    alone = DbtProject(
+        project.root.with_name(f"{project.root.name}_alone"),
+        project.spark,
+        {"models/sources.yml": SOURCES, **PLAIN_MODELS},
+        with_package=False,
+    )
+    for of in (project, alone):
+        of.source(
+            "plain_changes",
+            of.spark.createDataFrame([("a", "pl", "basic")], "id string, country string, plan string"),
+        )
+
+    yield PASSES
+    alone.run("run")
+    assert executed(project) == executed(alone)
+
+    yield PASSES
+    alone.run("run")
+    assert executed(project) == executed(alone)
+    assert all("merge into" in sql for sql in executed(project).values())
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[..., DbtProject]) -> DbtProject:
+    """A project with the page's model, one that uses the other options, refused ones and plain ones."""
+    devices, *_ = snippets(PAGE, f"{THIS}test_the_devices_of_the_page")
+    models = {"devices": devices, "users": USERS_MODEL}
+    models |= {name: text for name, (text, _) in (REFUSED | REFUSED_LATER).items()}
+    files = {f"models/{name}.sql": text for name, text in models.items()}
+    return make_project({"models/sources.yml": SOURCES, **files, **PLAIN_MODELS})

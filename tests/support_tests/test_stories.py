@@ -1,0 +1,84 @@
+"""Stories: one step serves all, and each story fails or passes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.stories import FAILS, PASSES, DbtStories, Stories, Story
+
+STEPS: list[list[str]] = []
+
+
+class Numbers(Stories[list[int]]):
+    """A step refuses a story whose list is empty, and adds one to each number of the others."""
+
+    def open(self, request: pytest.FixtureRequest) -> None:
+        STEPS.clear()
+
+    def given(self, name: str) -> list[int]:
+        return []
+
+    def take_step(self, stories: Mapping[str, list[int]]) -> Mapping[str, str]:
+        STEPS.append(list(stories))
+        for numbers in stories.values():
+            numbers[:] = [number + 1 for number in numbers]
+        return {name: "no number" for name, numbers in stories.items() if not numbers}
+
+
+numbers = Numbers()
+
+
+@numbers.story
+def test_a_story_of_two_steps(given: list[int]) -> Story:
+    given.append(1)
+    yield PASSES
+    given.append(1)
+    yield PASSES
+    assert given == [3, 2]
+
+
+@numbers.story
+def test_a_story_of_one_step(given: list[int]) -> Story:
+    assert (yield FAILS) == "no number"
+    given.append(1)
+
+
+def test_the_stories_took_their_steps_together() -> None:
+    first, second = "test_a_story_of_two_steps", "test_a_story_of_one_step"
+    assert [[first, second], [first]] == STEPS
+
+
+def test_each_story_fails_alone_and_where_it_yielded() -> None:
+    stories = Numbers()
+
+    def wrong_expectation(given: list[int]) -> Story:
+        yield PASSES
+
+    def wrong_failure(given: list[int]) -> Story:
+        given.append(1)
+        yield FAILS
+
+    def wrong_assertion(given: list[int]) -> Story:
+        given.append(1)
+        yield PASSES
+        assert given == [1]
+
+    def sound(given: list[int]) -> Story:
+        given.append(1)
+        yield PASSES
+
+    for story in (wrong_expectation, wrong_failure, wrong_assertion, sound):
+        stories.story(story)
+    stories._tell({"wrong_expectation", "wrong_failure", "wrong_assertion", "sound"})
+    assert stories._problems.keys() == {"wrong_expectation", "wrong_failure", "wrong_assertion"}
+    assert str(stories._problems["wrong_expectation"]) == "no number"
+    assert "a failure was expected" in str(stories._problems["wrong_failure"])
+
+
+def test_two_stories_cannot_be_about_one_model() -> None:
+    stories = DbtStories()
+    stories.about("users")(lambda project: iter(()))
+    with pytest.raises(ValueError, match=r"shares \['users'\] with another story"):
+        stories.about("users", "visits")(lambda project: iter(()))
