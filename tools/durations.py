@@ -1,7 +1,7 @@
 """The record of the test suite's durations: `tests/durations.json`, seconds by test module and tier.
 
 A line a module, sorted: `"tests/test_job.py": {"test": [12.0, "2026-11-29"]}`. The tier is `test` (what `make test`
-runs) or `rest` (what only `make test-all` runs), the seconds are those of a calm machine with two significant
+runs) or `rest` (what only `make test-all` runs), the seconds are those of a calm machine, at least 0.1, with two significant
 digits, the date is the day of the last run. A record is written on purpose only:
 
     pytest --record tests/durations.json
@@ -60,7 +60,7 @@ def write(path: Path, record: Mapping[Unit, tuple[float, str]], root: Path) -> N
     modules: dict[str, dict[str, tuple[float, str]]] = {}
     for (module, tier), (seconds, day) in sorted(record.items()):
         if (root / module).is_file():
-            modules.setdefault(module, {})[tier] = (float(f"{seconds:.2g}"), day)
+            modules.setdefault(module, {})[tier] = (max(0.1, float(f"{seconds:.2g}")), day)
     lines = [f"{json.dumps(module)}: {json.dumps(tiers)}" for module, tiers in modules.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

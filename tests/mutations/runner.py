@@ -2,7 +2,9 @@
 
 A mutation (`tests/mutations/<family>.yml`) is `{id, file, find, replace, test}`: the text `find`, which
 occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself.
-Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing.
+Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing. A
+mutation is noticed by a failed assertion or an error raised on purpose; one whose code can't run is `BROKEN` (see
+tests/mutations/failures.py).
 
     python -m tests.mutations.runner                             all
     python -m tests.mutations.runner --sample 3 [--seed DATE]    a few, other ones each day
@@ -22,9 +24,11 @@ from pathlib import Path
 
 import yaml
 
+from tests.mutations.failures import FailureKind, read_failures
 from tests.support.pytest_ids import REPOSITORY, names_a_test
 
 WORKERS = 2
+PYTEST = ["-o", "addopts=", "-q", "-p", "no:cacheprovider", "-p", "tests.mutations.failures"]
 TEST_FAILED = 1  # pytest's exit code; others mean that the test did not run
 
 
@@ -96,7 +100,7 @@ def sample(mutations: list[Mutation], size: int, day: dt.date) -> list[Mutation]
 def run(mutations: list[Mutation]) -> bool:
     """Run the named tests on an unchanged copy, then each mutation's; return whether all were noticed."""
     tests = sorted({mutation.test for mutation in mutations}, key=_place)
-    code, output = run_tests(tests)
+    code, output, _ = run_tests(tests)
     if code != 0:
         print(f"the tests must be green without a mutation, pytest's exit code is {code}:\n{output}")
         return False
@@ -113,18 +117,22 @@ def _place(test: str) -> tuple[str, int]:
 
 
 def _noticed(mutation: Mutation) -> bool:
-    code, output = run_tests([mutation.test], mutation)
-    if code == TEST_FAILED:
-        print(f"noticed   {mutation.id}", flush=True)
+    code, output, failures = run_tests([mutation.test], mutation)
+    noticed = code == TEST_FAILED and any(failure.notices for failure in failures)
+    errors = ", ".join(sorted({failure.error for failure in failures}))
+    if noticed:
+        print(f"noticed   {mutation.id} ({errors})", flush=True)
     elif code == 0:
         print(f"SURVIVED  {mutation.id}: {mutation.test} stayed green", flush=True)
+    elif code == TEST_FAILED:
+        print(f"BROKEN    {mutation.id}: only its code fails ({errors})\n{output}", flush=True)
     else:
         print(f"BROKEN    {mutation.id}: pytest's exit code is {code}\n{output}", flush=True)
-    return code == TEST_FAILED
+    return noticed
 
 
-def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, str]:
-    """Run pytest on a fresh copy of the tree, mutated if given; return exit code and end of output."""
+def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, str, list[FailureKind]]:
+    """Run pytest on a fresh copy of the tree, mutated if given; return exit code, end of output and the failures."""
     with tempfile.TemporaryDirectory(prefix="mutation_") as folder:
         copy = Path(folder) / "tree"
         for file in _files():
@@ -134,7 +142,15 @@ def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, 
             path = copy / mutation.file
             path.write_text(mutation.mutated(path.read_text(encoding="utf-8")), encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", *tests],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                *PYTEST,
+                "--failures",
+                str(Path(folder) / "failures.json"),
+                *tests,
+            ],
             cwd=copy,
             # The project is installed editable from the tree itself: the copy must come first, everywhere.
             env={
@@ -149,7 +165,8 @@ def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, 
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-    return done.returncode, done.stdout[-3000:]
+        failures = read_failures(Path(folder) / "failures.json")
+    return done.returncode, done.stdout[-3000:], failures
 
 
 def _files() -> Iterator[str]:

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.mutations import runner
+from tests.mutations.failures import FailureKind
 from tests.mutations.runner import Mutation, committed_mutations, sample
 from tests.support.pytest_ids import REPOSITORY
 
 ONE = Mutation("m-1", "code.py", "a < b", "a <= b", "tests/test_code.py::test_less")
+
+
+FAILED = FailureKind(ONE.test, "AssertionError", "assert 1 == 2")
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def test_consecutive_samples_go_round() -> None:
 @pytest.mark.parametrize(
     ("codes", "passed", "said"),
     [
-        ([0, 1], True, "noticed   m-1"),
+        ([0, 1], True, "noticed   m-1 (AssertionError)"),
         ([0, 0], False, "SURVIVED  m-1: tests/test_code.py::test_less stayed green"),
         ([0, 2], False, "BROKEN    m-1: pytest's exit code is 2"),
         ([1], False, "the tests must be green without a mutation"),
@@ -100,9 +104,46 @@ def test_only_a_red_test_after_a_green_one_counts(
 ) -> None:
     answers = iter(codes)
     monkeypatch.setattr(runner, "REPOSITORY", repository)
-    monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: (next(answers), ""))
+    monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: (next(answers), "", [FAILED]))
     assert runner.run([ONE]) is passed
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "notices"),
+    [
+        ("AssertionError", "assert 'x' == 'TypeError: y'", True),
+        ("Failed", "DID NOT RAISE <class 'WrongUse'>", True),
+        ("WrongUse", "attempts must be 1 or more, got 0", True),
+        ("DbtFailed", "users: error: Compilation Error `period` must be a date, got 'struct'", True),
+        ("NameError", "name 'x' is not defined", False),
+        ("TypeError", "run() missing 1 required argument", False),
+        ("AttributeError", "no attribute", False),
+        ("ModuleNotFoundError", "No module named 'x'", False),
+        ("Py4JJavaError", "An error occurred while calling o1.x", False),
+        ("UndefinedError", "'x' is undefined", False),
+        ("DbtFailed", "users: error: Compilation Error in model users\n  'keys' is undefined", False),
+        (
+            "AssertionError",
+            "Traceback (most recent call last):\n  File x\nNameError: name 'x'\nassert 1 == 0",
+            False,
+        ),
+        ("StreamingQueryException", "py4j: Traceback\n  File x\nbuiltins.TypeError: x\n", False),
+        ("DbtFailed", "users: error: [PARSE_SYNTAX_ERROR] Syntax error at or near 'x'", False),
+    ],
+)
+def test_code_that_can_not_run_notices_nothing(error: str, message: str, notices: bool) -> None:
+    assert FailureKind(ONE.test, error, message).notices is notices
+
+
+def test_a_mutation_whose_code_can_not_run_is_broken(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([(0, "", []), (1, "the trace", [FailureKind(ONE.test, "NameError", "name 'c'")])])
+    monkeypatch.setattr(runner, "REPOSITORY", repository)
+    monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: next(answers))
+    assert runner.run([ONE]) is False
+    assert "BROKEN    m-1: only its code fails (NameError)\nthe trace" in capsys.readouterr().out
 
 
 def test_the_copy_is_mutated_and_the_tree_is_not() -> None:
@@ -116,5 +157,6 @@ def test_the_copy_is_mutated_and_the_tree_is_not() -> None:
     )
     before = (runner.REPOSITORY / mutation.file).read_text()
     assert runner.run_tests([mutation.test])[0] == 0
-    assert runner.run_tests([mutation.test], mutation)[0] == runner.TEST_FAILED
+    code, _, failures = runner.run_tests([mutation.test], mutation)
+    assert (code, [failure.error for failure in failures]) == (runner.TEST_FAILED, ["AssertionError"])
     assert (runner.REPOSITORY / mutation.file).read_text() == before
