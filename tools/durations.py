@@ -1,8 +1,8 @@
 """The record of the test suite's durations: `tests/durations.json`, seconds by test module and tier.
 
 A line a module, sorted: `"tests/test_job.py": {"test": [12.0, "2026-11-29"]}`. The tier is `test` (what `make test`
-runs) or `rest` (what only `make test-all` runs), the seconds are those of a calm machine, at least 0.1, with two significant
-digits, the date is the day of the last run. A record is written on purpose only:
+runs) or `rest` (what only `make test-all` runs), the seconds are those of a calm machine with two significant digits,
+the date is the day of the last run. A record is written on purpose only:
 
     pytest --record tests/durations.json
 """
