@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import json
 import re
 import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from python_jobs.shared.records.json_records import load_schema, parse_records
 from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
+from tests.support.pytest_ids import REPOSITORY
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -145,6 +147,29 @@ def test_continuous_query_outlives_bad_records(stream: Stream) -> None:
         assert_rows(stream.table("dead"), [(NOT_JSON,)], columns=["payload"])
     finally:
         query.stop()
+
+
+def test_no_job_sorts_records_out_without_a_dead_letter_table() -> None:
+    """What judges records has one, which must be named. A job that is added shows up here.
+
+    `audit_files` passes a file on whole or not at all; `checkpointer` keeps no records, it counts what it leaves out.
+    """
+    judging = {}
+    for file in (REPOSITORY / "python_jobs").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if '__name__ == "__main__"' in text and "python_jobs.shared.records" in text:
+            module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
+            parameters = fields(importlib.import_module(module).Parameters)
+            judging[file.stem] = [field.default for field in parameters if field.name == "dead_letter"]
+    assert judging.pop("audit_files") == []
+    assert judging == {
+        "dead_letter": [MISSING],
+        "dead_letter_queue": [MISSING],
+        "dead_letter_replay": [MISSING],
+        "keyed_sessions": [MISSING],
+        "late_data_detector": [MISSING],
+        "windowed_deduplicator": [MISSING],
+    }
 
 
 class FailFast(BatchFunction):
