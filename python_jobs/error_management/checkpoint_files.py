@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.paths import is_uri
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -53,8 +54,7 @@ def require_durable(checkpoint: str) -> None:
     Raises:
         WrongUse: it lies in a temporary folder.
     """
-    is_uri = ":" in checkpoint.split("/", 1)[0]
-    path = urlsplit(checkpoint).path if is_uri else str(Path(checkpoint).resolve())
+    path = urlsplit(checkpoint).path if is_uri(checkpoint) else str(Path(checkpoint).resolve())
     for folder in (*_EPHEMERAL, str(Path(tempfile.gettempdir()).resolve())):
         if path == folder or path.startswith(f"{folder}/"):
             raise WrongUse(

@@ -47,7 +47,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
-from python_jobs.shared.core.paths import absolute
+from python_jobs.shared.core.paths import absolute, is_uri
 from python_jobs.shared.delta.overwrite import (
     OutsideSlice,
     overwrite,
@@ -181,7 +181,7 @@ def overwrite_files(
         DataRefused: a row belongs to another partition; the files stay as they are.
         JobFailed: another run is at work.
     """
-    if ":" in target.split("/", 1)[0]:
+    if is_uri(target):
         raise WrongUse(
             f"{target} is no local or mounted folder: without a rename nothing can be swapped; use a Delta table, "
             "or versions behind a pointer (python_jobs/shared/files/pointers.py)"

@@ -31,6 +31,7 @@ Source: Data Engineering Design Patterns, chapter 2, Readiness Marker.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, fields
 from typing import Any
@@ -40,6 +41,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyarrow import fs  # type: ignore[import-untyped]
 
+from python_jobs.shared.core.paths import is_uri
 from python_jobs.shared.files.readiness_names import CHANGES, MARKER, UPKEEP
 
 
@@ -115,7 +117,8 @@ def wait(condition: Condition, timeout_seconds: float, poll_seconds: float = 30)
 
 def _open(path: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a path or URI (s3://bucket/key?endpoint_override=…) and the path in it."""
-    if "://" in path:
+    path = re.sub(r"^file:/(?!/)", "/", path, flags=re.IGNORECASE)
+    if is_uri(path):
         system, inner = fs.FileSystem.from_uri(path)
         return system, inner.rstrip("/")
     return fs.LocalFileSystem(), path.rstrip("/")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+# Two letters at least, as RFC 3986 has it but for Windows' drives.
+_SCHEME = re.compile(r"(?:[a-z][a-z0-9+.-]+://|(?:file|hdfs|viewfs|webhdfs|dbfs):/)", re.IGNORECASE)
 
 
 def is_path(table: str) -> bool:
@@ -10,6 +14,14 @@ def is_path(table: str) -> bool:
     return "/" in table or ":" in table
 
 
+def is_uri(path: str) -> bool:
+    """Return whether a path begins with a scheme: ``name://``, or ``file:/`` and its like.
+
+    A colon alone makes no scheme: ``10:30/part.json`` is a local path.
+    """
+    return _SCHEME.match(path) is not None
+
+
 def absolute(path: str) -> str:
     """Return a local path made absolute (Delta refuses relative ones in SQL); a URI stays as it is."""
-    return path if ":" in path.split("/", 1)[0] else str(Path(path).absolute())
+    return path if is_uri(path) else str(Path(path).absolute())
