@@ -259,7 +259,10 @@ def _union(connection: Connection, tables: Sequence[sql.Identifier]) -> sql.Comp
 
 def _typed(expressions: Sequence[tuple[str, str, sql.Composable]]) -> sql.Composable:
     return sql.SQL(", ").join(
-        sql.SQL("{}::" + type_ + " as {}").format(expression, sql.Identifier(name))
+        # A column keeps its own type: a cast to a narrower one of another table would cut its values.
+        sql.SQL(("{}::" + type_ if expression is sql.NULL else "{}") + " as {}").format(
+            expression, sql.Identifier(name)
+        )
         for name, type_, expression in expressions
     )
 

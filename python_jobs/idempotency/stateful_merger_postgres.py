@@ -147,6 +147,7 @@ class Run:
         read = copy_csv(
             self._connection, self._params.source, _STAGED, self._params.delimiter, stays=self._params.target
         )
+        self._require_keys()
         if self._params.is_deleted:
             self._execute("update {staged} set {deleted} = false where {deleted} is null")
         self._execute(
@@ -173,6 +174,20 @@ class Run:
         )
         return {"rows": read, "changed": merged}
 
+    def _require_keys(self) -> None:
+        """Refuse rows without a key: no row of the table equals them, so that each run would add them again."""
+        nulls = sql.SQL(" or ").join(
+            sql.SQL("{} is null").format(sql.Identifier(name)) for name in self._params.key
+        )
+        (count,) = self._execute("select count(*) from {staged} where {nulls}", nulls=nulls).fetchone() or (
+            0,
+        )
+        if count:
+            raise DataRefused(
+                f"{self._params.source} was not merged: {count} rows have a NULL in the key "
+                f"{', '.join(self._params.key)}; {self._params.target} stays as it is"
+            )
+
     def _make_tables(self) -> None:
         if not exists(self._connection, self._params.table("_history")):
             # Columns from the target: a second list of them would drift. A deletion may bring its key alone.
@@ -187,11 +202,12 @@ class Run:
             self._execute(
                 "create table {runs} (execution_time timestamptz primary key, rows_read bigint not null)"
             )
-        kept = [name for name, _ in columns(self._connection, self._params.table("_history"))]
-        if kept != [*self._columns, "is_deleted", "execution_time"]:
+        kept = columns(self._connection, self._params.table("_history"))[:-2]
+        now = columns(self._connection, self._params.table())
+        if kept != now:  # types too: a value of a wider history would be rounded for the table
             raise DataRefused(
-                f"{self._params.target} has the columns {', '.join(self._columns)} by now, its history "
-                f"{', '.join(kept[:-2])}; alter {self._params.target}_history as you altered the table"
+                f"{self._params.target} has the columns {_described(now)} by now, its history "
+                f"{_described(kept)}; alter {self._params.target}_history as you altered the table"
             )
         self._execute("create temporary table {staged} (like {history}) on commit drop")
         for name in ("is_deleted", "execution_time"):
@@ -211,6 +227,10 @@ class Run:
     def _execute(self, statement: str, **names: sql.Composable) -> psycopg.Cursor[Any]:
         """Run a statement on the run's tables."""
         return self._connection.execute(sql.SQL(statement).format(**self._names, **names))
+
+
+def _described(found: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {type_}" for name, type_ in found)
 
 
 def _equal(left: str, right: str, name: str) -> sql.Composed:

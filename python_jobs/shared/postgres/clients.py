@@ -42,5 +42,5 @@ def reaching_postgres() -> Iterator[None]:
     """
     try:
         yield
-    except psycopg.OperationalError as failure:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as failure:
         raise JobFailed(f"PostgreSQL: {str(failure).splitlines()[0]}; run again") from None

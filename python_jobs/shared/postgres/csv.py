@@ -1,16 +1,26 @@
-"""COPY of a CSV file into a table of PostgreSQL: all of it or a sentence that says why not."""
+"""COPY of a CSV file into a table of PostgreSQL: all of it as it is in the file, or a sentence that says why not.
+
+A file is UTF-8, with or without a byte order mark; its lines end all alike. PostgreSQL would round ``1.239`` for a
+``numeric(5,2)``, drop the time of a ``date`` and cut blanks without a word: such a value is refused with its row. For
+that, a file for a table with such columns is sent a second time, into a temporary table of texts.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 from python_jobs.shared.core.failures import DataRefused, NotReady
-from python_jobs.shared.postgres.relations import Connection, create_table
+from python_jobs.shared.postgres.relations import Connection, create_table, execute, stored_columns
 
 _CHUNK = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_END_MARK = re.compile(rb"(?<![^\r\n])\\\.(?=[\r\n])")
+_TEXTS, _ROW = "csv of texts", "row of the csv"
 
 
 def copy_csv(
@@ -27,24 +37,23 @@ def copy_csv(
 
     Raises:
         NotReady: there is no file.
-        DataRefused: the header, a line, a key or a NULL doesn't fit.
+        DataRefused: the encoding, the header, a line, a key or a NULL doesn't fit, or a value would lose something.
     """
     if not (file := Path(source)).is_file():
         raise NotReady(f"there is no file {source}; nothing was loaded")
-    command = sql.SQL("copy {} from stdin (format csv, header match, delimiter {})").format(
-        table, sql.Literal(delimiter)
-    )
     try:
-        with file.open("rb") as content, connection.cursor() as cursor:
-            with cursor.copy(command) as copy:
-                while chunk := content.read(_CHUNK):
-                    copy.write(chunk)
-            return cursor.rowcount
+        found = stored_columns(connection, table)
+        rows = _copy(connection, file, table, [name for name, _ in found], delimiter)
+        lossy = {name: check for name, type_ in found if (check := _loses(name, type_)) is not None}
+        loss = _first_loss(connection, file, dict(found), lossy, delimiter) if lossy else None
     except (psycopg.DataError, psycopg.IntegrityError) as failure:
         where = f" ({failure.diag.context.splitlines()[0]})" if failure.diag.context else ""
         raise DataRefused(
             f"{source} was not loaded: {failure.diag.message_primary}{where}; {stays} stays as it is"
         ) from None
+    if loss is not None:
+        raise DataRefused(f"{source} was not loaded: {loss}; {stays} stays as it is")
+    return rows
 
 
 def create_from_csv(
@@ -64,3 +73,95 @@ def create_from_csv(
         raise NotReady(f"there is no file {source}; nothing was loaded")
     create_table(connection, table, columns)
     return copy_csv(connection, source, table, delimiter, stays=stays)
+
+
+def _copy(
+    connection: Connection, file: Path, table: sql.Identifier, columns: list[str], delimiter: str
+) -> int:
+    command = sql.SQL(
+        "copy {} ({}) from stdin (format csv, header match, encoding 'UTF8', delimiter {})"
+    ).format(table, sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Literal(delimiter))
+    with connection.cursor() as cursor:
+        with cursor.copy(command) as copy:
+            for chunk in _content(file):
+                copy.write(chunk)
+        return cursor.rowcount
+
+
+def _content(file: Path) -> Iterator[bytes]:
+    """Yield a file's bytes without its byte order mark.
+
+    Raises:
+        DataRefused: a line is ``\\.``, which PostgreSQL takes for the end of the data.
+    """
+    with file.open("rb") as content:
+        before = b"\n"
+        first = content.read(len(_BYTE_ORDER_MARK))
+        chunk = (b"" if first == _BYTE_ORDER_MARK else first) + content.read(_CHUNK)
+        lines = 0
+        while chunk:
+            following = content.read(_CHUNK)
+            # The neighbours of a chunk's first and last bytes count.
+            seen = before + chunk + (following[:2] or b"\n")
+            if mark := _END_MARK.search(seen, max(0, len(before) - 2)):
+                number = lines + seen[len(before) : mark.start()].count(b"\n") + 1
+                raise DataRefused(
+                    f"{file} was not loaded: line {number} is '\\.', which PostgreSQL takes for the end of the data; "
+                    "quote it"
+                )
+            yield chunk
+            lines += chunk.count(b"\n")
+            before, chunk = (before + chunk)[-3:], following
+
+
+def _first_loss(
+    connection: Connection,
+    file: Path,
+    types: dict[str, str],
+    lossy: dict[str, sql.Composed],
+    delimiter: str,
+) -> str | None:
+    """Return which value of which row PostgreSQL would store differently, None if there is none."""
+    texts, row = sql.Identifier(_TEXTS), sql.Identifier(_ROW)
+    listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in types)
+    execute(connection, "create temporary table {} ({}, {} bigserial) on commit drop", texts, listed, row)
+    _copy(connection, file, texts, list(types), delimiter)
+    zone = connection.execute("select current_setting('TimeZone')").fetchone()
+    connection.execute("set local time zone 'UTC'")
+    found = []
+    for name, loses in lossy.items():
+        query = sql.SQL("select {row}, {name} from {texts} where {loses} order by {row} limit 1").format(
+            row=row, name=sql.Identifier(name), texts=texts, loses=loses
+        )
+        found += [(at, name, value) for at, value in connection.execute(query).fetchall()]
+    execute(connection, "drop table {}", texts)
+    connection.execute("select set_config('TimeZone', %s, true)", zone)
+    if not found:
+        return None
+    at, name, value = min(found)
+    return f"row {at}, column {name}: '{value}' does not fit {types[name]} without loss"
+
+
+def _loses(name: str, type_: str) -> sql.Composed | None:
+    """Return the condition on a text that a type would not keep whole; None for types that refuse such texts."""
+    condition = None
+    if match := re.fullmatch(r"numeric\(.*\)((?:\[\])*)", type_):
+        condition = f"{{text}}::numeric{match[1]} <> {{text}}::{type_}"
+    elif re.fullmatch(r"character(?: varying)?\(\d+\)", type_):
+        condition = f"char_length({{text}}) > {re.findall('[0-9]+', type_)[0]}"
+    elif type_ in ("real", "double precision"):
+        # Fractions are approximate in these types; whole numbers are not expected to change.
+        condition = (
+            f"{{text}} ~ '^\\s*[+-]?[0-9]+\\s*$' and {{text}}::numeric <> ({{text}}::{type_})::text::numeric"
+        )
+    elif type_ == "date":
+        condition = "{text}::timestamp <> {text}::date::timestamp"
+    elif match := re.fullmatch(r"(timestamp|time)(?:\(([0-6])\))? (with|without) time zone", type_):
+        digits = 6 if match[2] is None else int(match[2])
+        condition = f"{{text}} ~ '[0-9][.,][0-9]{{{{{digits}}}}}[0-9]*[1-9]'"
+        if match[3] == "without":
+            if match[1] == "timestamp":
+                condition += " or {text}::timestamp <> ({text}::timestamptz at time zone 'UTC')"
+            else:
+                condition += " or {text} ~ '[0-9]{{4}}-[0-9]'"
+    return None if condition is None else sql.SQL(condition).format(text=sql.Identifier(name))

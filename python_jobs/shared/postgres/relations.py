@@ -68,6 +68,16 @@ def columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str,
     ).fetchall()
 
 
+def stored_columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:
+    """Return names and types of the columns that a row brings along, in order: no generated ones, and no domains."""
+    return connection.execute(
+        "select attname, case typtype when 'd' then format_type(typbasetype, typtypmod) "
+        "else format_type(atttypid, atttypmod) end from pg_attribute join pg_type on pg_type.oid = atttypid "
+        "where attrelid = %s::regclass and attnum > 0 and not attisdropped and attgenerated = '' order by attnum",
+        [relation.as_string(connection)],
+    ).fetchall()
+
+
 def replace_view(connection: Connection, view: sql.Identifier, query: sql.Composable) -> None:
     """Make a view show what the query returns; call it in a transaction.
 

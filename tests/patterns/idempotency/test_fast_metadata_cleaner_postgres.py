@@ -183,6 +183,19 @@ def test_columns_are_matched_by_name_and_a_view_without_units_has_no_rows(visits
     assert visits.count() == 2
 
 
+def test_the_view_cuts_no_value_of_a_wider_unit(visits: Visits) -> None:
+    visits.load(MONDAY, rows=1)
+    visits.load("2023-11-13", rows=1)
+    visits.database.execute(
+        "alter table visits_2023_45 add column note varchar(2)",
+        "alter table visits_2023_46 add column note varchar(9)",
+        "update visits_2023_45 set note = 'ab'",
+        "update visits_2023_46 set note = 'abcdefghi'",
+    )
+    visits.act("expose")
+    assert_rows(visits.query("select note from visits"), [("ab",), ("abcdefghi",)])
+
+
 def test_frozen_units_are_one_table_and_are_shown_once(visits: Visits) -> None:
     weeks = {
         "2023_40": "2023-10-02",

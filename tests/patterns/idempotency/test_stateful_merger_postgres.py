@@ -189,11 +189,38 @@ def test_what_is_not_there_or_makes_no_sense(letters: Letters) -> None:
         letters.run("07", key=["ids"])
     letters.run("07")
     letters.database.execute("alter table letters add colour text")
-    with pytest.raises(DataRefused, match="columns id, value, colour by now, its history id, value; alter"):
+    with pytest.raises(
+        DataRefused,
+        match="value text, colour text by now, its history id text, value text; alter",
+    ):
         letters.run("08")
     for wrong in ({"target": "a.b.c"}, {"key": []}, {"previous_execution_time": "2024-10-08"}):
         with pytest.raises(WrongUse):
             letters.parameters("07", **wrong)
+
+
+def test_a_row_without_a_key_is_refused(letters: Letters) -> None:
+    """A unique key lets NULLs in, and no row equals them: each run would add them again."""
+    letters.database.execute("create table loose (id text unique, value text)")
+    letters.write("07", ["a;1;", ";2;", ";3;"])
+    with pytest.raises(
+        DataRefused, match=r"07\.csv was not merged: 2 rows have a NULL in the key id; loose stays"
+    ):
+        letters.run("07", target="loose")
+    letters.write("07", ["a;1;"])
+    letters.run("07", target="loose")
+    assert_rows(letters.rows("select * from loose"), [("a", "1")])
+
+
+def test_a_table_narrower_than_its_history_is_refused(letters: Letters) -> None:
+    letters.database.execute("create table prices (id text primary key, value numeric(6,3))")
+    letters.write("07", ["a;1.239;"])
+    letters.run("07", target="prices")
+    letters.database.execute("alter table prices alter value type numeric(5,2)")
+    with pytest.raises(
+        DataRefused, match=r"value numeric\(5,2\) by now, its history id text, value numeric\(6,3\)"
+    ):
+        letters.run("07", target="prices")
 
 
 def test_the_table_changes_for_readers_at_once(four: Letters) -> None:
