@@ -25,11 +25,11 @@ Source: Data Engineering Design Patterns, chapter 4, Transactional Writer; the g
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from confluent_kafka import Message
 
+from python_jobs.shared.core import exact_json
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.kafka import replication
@@ -68,15 +68,16 @@ class Reducer(Replicator):
         if payload is None:
             return None
         try:
-            record = json.loads(payload)
-            reduced = {name: record[source] for name, source in self._fields.items()}
-        except (ValueError, KeyError, TypeError) as failure:
+            record = exact_json.parse(payload)
+            values = dict(record) if isinstance(record, exact_json.Object) else {}
+            reduced = exact_json.Object((name, values[source]) for name, source in self._fields.items())
+        except (ValueError, KeyError, RecursionError) as failure:
             raise DataRefused(
                 f"{message.topic()}/{message.partition()} offset {message.offset()} is no JSON object with "
                 f"{', '.join(self._fields.values())} ({type(failure).__name__}): nothing of its transaction was "
                 "published"
             ) from None
-        return json.dumps(reduced, separators=(",", ":"), ensure_ascii=False).encode()
+        return exact_json.write(reduced, (",", ":")).encode()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +29,8 @@ from typing import Any
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from python_jobs.ingestion.replication_policy import SENSITIVE_TAG
+from python_jobs.shared.core import exact_json
+from python_jobs.shared.core.exact_json import Object
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
 
@@ -305,16 +306,6 @@ def _literal(text: str) -> str:
 # --- JSON lines: what leaves keeps its text ----------------------------------------------------------------
 
 
-class _Number(str):
-    """A number as the line spells it: 1.10 is not 1.1."""
-
-    __slots__ = ()
-
-
-class _Object(list[tuple[str, Any]]):
-    """A JSON object with its order and repeated names."""
-
-
 def filter_line(contract: Contract, line: str) -> tuple[str | None, list[str]]:
     """Return what may leave of a JSON line, and the paths that the contract doesn't list.
 
@@ -324,15 +315,13 @@ def filter_line(contract: Contract, line: str) -> tuple[str | None, list[str]]:
     if not line.strip():
         return line, []
     try:
-        value = json.loads(
-            line, parse_float=_Number, parse_int=_Number, parse_constant=_Number, object_pairs_hook=_Object
-        )
+        value = exact_json.parse(line)
     except (ValueError, RecursionError):
         return None, []
-    if not isinstance(value, _Object):
+    if not isinstance(value, Object):
         return None, []
     unknown: list[str] = []
-    return _json(_filter(contract.root, value, "", unknown)), unknown
+    return exact_json.write(_filter(contract.root, value, "", unknown)), unknown
 
 
 _WITHHELD = object()
@@ -341,17 +330,17 @@ _WITHHELD = object()
 def _filter(node: Node, value: Any, path: str, unknown: list[str]) -> Any:
     if value is None:
         return None
-    if node.keys is not None and isinstance(value, _Object):
+    if node.keys is not None and isinstance(value, Object):
         allowed = [(name, item) for name, item in value if name in node.keys]
         inner = node.children.get("value")
         if inner is not None:
             return _object((name, _filter(inner, item, f"{path}.value", unknown)) for name, item in allowed)
         if all(_is_scalar(item) for _, item in allowed):
             return _object(allowed)
-    elif "element" in node.children and isinstance(value, list) and not isinstance(value, _Object):
+    elif "element" in node.children and isinstance(value, list) and not isinstance(value, Object):
         items = (_filter(node.children["element"], item, f"{path}.element", unknown) for item in value)
         return [item for item in items if item is not _WITHHELD]
-    elif node.children and "element" not in node.children and isinstance(value, _Object):
+    elif node.children and "element" not in node.children and isinstance(value, Object):
         kept = []
         for name, item in value:
             where = f"{path}.{name}" if path else name
@@ -370,8 +359,8 @@ def _filter(node: Node, value: Any, path: str, unknown: list[str]) -> Any:
     return _WITHHELD
 
 
-def _object(pairs: Iterable[tuple[str, Any]]) -> _Object:
-    return _Object((name, value) for name, value in pairs if value is not _WITHHELD)
+def _object(pairs: Iterable[tuple[str, Any]]) -> Object:
+    return Object((name, value) for name, value in pairs if value is not _WITHHELD)
 
 
 def _is_scalar(value: Any) -> bool:
@@ -380,28 +369,6 @@ def _is_scalar(value: Any) -> bool:
 
 def _text(value: str | bool) -> str:
     return value if isinstance(value, str) else str(value).lower()
-
-
-def _json(value: Any) -> str:
-    if isinstance(value, _Number):
-        return str(value)
-    if isinstance(value, _Object):
-        return "{" + ", ".join(f"{_json(name)}: {_json(item)}" for name, item in value) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_json, value)) + "]"
-    if isinstance(value, str):
-        text = json.dumps(value, ensure_ascii=False)
-        # Half a surrogate pair has no UTF-8: it stays an escape.
-        return text if _is_utf8(text) else json.dumps(value)
-    return json.dumps(value)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def transform_text(transform: tuple[str, Any], text: str) -> str:

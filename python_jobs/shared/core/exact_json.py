@@ -1,0 +1,57 @@
+"""JSON whose numbers keep their digits: parsed and written again, ``1.10`` is ``1.10``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class Number(str):
+    """A number as the text spells it: 1.10 is not 1.1."""
+
+    __slots__ = ()
+
+
+class Object(list[tuple[str, Any]]):
+    """A JSON object with its order and repeated names."""
+
+
+def parse(text: str | bytes) -> Any:
+    """Return the value with numbers as :class:`Number` and objects as :class:`Object`.
+
+    Raises:
+        ValueError: it is no JSON, as ``NaN`` and ``Infinity`` are none.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(
+        text, parse_float=Number, parse_int=Number, parse_constant=_refuse, object_pairs_hook=Object
+    )
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def write(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
+    """Return the text of what :func:`parse` returns; texts that UTF-8 can't hold are escaped."""
+    between, colon = separators
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, Object):
+        pairs = (f"{write(name, separators)}{colon}{write(item, separators)}" for name, item in value)
+        return "{" + between.join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + between.join(write(item, separators) for item in value) + "]"
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        # Half a surrogate pair has no UTF-8: it stays an escape.
+        return text if _is_utf8(text) else json.dumps(value)
+    return json.dumps(value)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
