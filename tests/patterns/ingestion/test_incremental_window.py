@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from dbt_common.exceptions import DbtRuntimeError
@@ -13,28 +13,32 @@ from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
+from tests.support.stories import PASSES, DbtStories, Story
 
 PAGE = "docs/ingestion.md"
 THIS = "tests/patterns/ingestion/test_incremental_window.py::"
 
-SOURCES = """
+MODELS = ("appended", "bounded", "overlapping", "visits_rejects")
+SOURCES = f"""
 version: 2
 sources:
   - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: visits}]
+    schema: "{{{{ target.schema }}}}"
+    tables: [{", ".join(f"{{name: {name}_visits}}" for name in MODELS)}]
 """
 APPENDED = """
 {{ config(materialized='incremental', incremental_strategy='append') }}
-select * from {{ source('raw', 'visits') }} where {{ lakehouse_patterns.incremental_window('ingested_at') }}
+select * from {{ source('raw', 'appended_visits') }} where {{ lakehouse_patterns.incremental_window('ingested_at') }}
 """
 BOUNDED = """
 {{ config(materialized='incremental', incremental_strategy='append') }}
-select * from {{ source('raw', 'visits') }}
+select * from {{ source('raw', 'bounded_visits') }}
 where {{ lakehouse_patterns.incremental_window(
     'ingested_at', bootstrap_from='2024-03-01T10', window_to='2024-03-01T12'
 ) }}
 """
+
+stories = DbtStories()
 
 
 def at(hour: int, minute: int = 0) -> dt.datetime:
@@ -42,63 +46,53 @@ def at(hour: int, minute: int = 0) -> dt.datetime:
 
 
 @pytest.fixture(scope="module")
-def project(make_project: Any, spark: SparkSession) -> DbtProject:
-    """Run the models on three rows, then after three more have come, then `appended` again after it was emptied."""
+def project(make_project: Callable[..., DbtProject]) -> DbtProject:
     visits, rejects = snippets(PAGE, f"{THIS}test_the_models_of_the_page")
-    project = make_project(
+    return make_project(
         {
             "models/sources.yml": SOURCES,
             "models/appended.sql": APPENDED,
             "models/bounded.sql": BOUNDED,
-            "models/overlapping.sql": visits,
-            "models/visits_rejects.sql": rejects,
+            "models/overlapping.sql": visits.replace("'visits'", "'overlapping_visits'"),
+            "models/visits_rejects.sql": rejects.replace("'visits'", "'visits_rejects_visits'"),
         }
     )
-    schema = "visit_id string, ingested_at timestamp"
-    project.source("visits", spark.createDataFrame([("v0", at(9)), ("v1", at(11)), ("n1", None)], schema))
-    project.run("run")
-    more = spark.createDataFrame([("late", at(10)), ("v2", at(11, 1)), ("v3", at(12))], schema)
-    more.coalesce(1).write.format("delta").mode("append").saveAsTable(f"{project.schema}.visits")
-    project.run("run")
-    return project
+
+
+def add(project: DbtProject, model: str, *rows: tuple[str, dt.datetime | None]) -> None:
+    added = project.spark.createDataFrame(rows, "visit_id string, ingested_at timestamp").coalesce(1)
+    added.write.format("delta").mode("append").saveAsTable(f"{project.schema}.{model}_visits")
 
 
 def ids(project: DbtProject, model: str) -> list[str]:
     return sorted(row[0] for row in project.table(model).select("visit_id").collect())
 
 
-def test_a_model_takes_what_is_newer_than_it_holds(project: DbtProject) -> None:
+@stories.about("appended")
+def test_a_model_takes_what_is_newer_than_it_holds(project: DbtProject) -> Story:
+    """It reads no other file for that; an emptied target is loaded anew; variables ask for any window."""
+    add(project, "appended", ("v0", at(9)), ("n1", None))
+    add(project, "appended", ("v1", at(11)))
+    yield PASSES
+    assert ids(project, "appended") == ["v0", "v1"]
+
+    add(project, "appended", ("late", at(10)), ("v2", at(11, 1)), ("v3", at(12)))
+    yield PASSES
     assert ids(project, "appended") == ["v0", "v1", "v2", "v3"]
-
-
-def test_the_models_of_the_page(project: DbtProject) -> None:
-    """The overlap finds the row that was committed late; rows without a time are in the rejects, once."""
-    assert ids(project, "overlapping") == ["late", "v0", "v1", "v2", "v3"]
-    assert ids(project, "visits_rejects") == ["n1"]
-
-
-def test_the_first_load_starts_where_it_is_told_and_ends_at_its_upper_bound(project: DbtProject) -> None:
-    assert ids(project, "bounded") == ["v1", "v2"]
-
-
-def test_the_window_reads_only_the_files_it_needs(project: DbtProject) -> None:
-    project.run("compile", "--select", "appended")
     compiled = project.compiled("appended")
-    assert "(ingested_at > timestamp '2024-03-01 12:00:00+00:00')" in compiled
-    assert len(project.spark.sql(compiled).inputFiles()) == 1  # of the newest load: Delta counts milliseconds
+    assert "(ingested_at > timestamp '2024-03-01 11:00:00+00:00')" in compiled
+    # Delta counts milliseconds, so the file that ends at the boundary is read too.
+    assert len(project.spark.sql(compiled).inputFiles()) == 2
     subquery = f"ingested_at > (select max(ingested_at) from {project.schema}.appended)"
-    unpruned = f"select * from {project.schema}.visits where {subquery}"
-    assert len(project.spark.sql(unpruned).inputFiles()) >= 2
+    unpruned = f"select * from {project.schema}.appended_visits where {subquery}"
+    assert len(project.spark.sql(unpruned).inputFiles()) == 3
 
+    project.spark.sql(f"delete from {project.schema}.appended")
+    yield PASSES
+    assert ids(project, "appended") == ["late", "v0", "v1", "v2", "v3"]
 
-def test_variables_ask_for_a_window_whatever_the_target_holds(project: DbtProject) -> None:
-    project.run(
-        "compile",
-        "--select",
-        "appended",
-        "--vars",
-        '{window_from: "2024-03-01T10", window_to: "2024-03-01T11"}',
-    )
+    window = '{window_from: "2024-03-01T10", window_to: "2024-03-01T11"}'
+    project.run("compile", "--select", "appended", "--vars", window)
     compiled = project.compiled("appended")
     assert (
         "(ingested_at >= timestamp '2024-03-01 10:00:00+00:00' and ingested_at < timestamp '2024-03-01 11:00:00+00:00')"
@@ -106,10 +100,27 @@ def test_variables_ask_for_a_window_whatever_the_target_holds(project: DbtProjec
     assert_rows(project.spark.sql(compiled), [("late", at(10))])
 
 
-def test_an_emptied_target_is_loaded_anew(project: DbtProject) -> None:
-    project.spark.sql(f"delete from {project.schema}.appended")
-    project.run("run", "--select", "appended")
-    assert ids(project, "appended") == ["late", "v0", "v1", "v2", "v3"]
+@stories.about("overlapping", "visits_rejects")
+def test_the_models_of_the_page(project: DbtProject) -> Story:
+    """The overlap finds the row that was committed late; rows without a time are in the rejects, once."""
+    for model in ("overlapping", "visits_rejects"):
+        add(project, model, ("v0", at(9)), ("v1", at(11)), ("n1", None))
+    yield PASSES
+    for model in ("overlapping", "visits_rejects"):
+        add(project, model, ("late", at(10)), ("v2", at(11, 1)), ("v3", at(12)))
+    yield PASSES
+    assert ids(project, "overlapping") == ["late", "v0", "v1", "v2", "v3"]
+    assert ids(project, "visits_rejects") == ["n1"]
+
+
+@stories.about("bounded")
+def test_the_first_load_starts_where_it_is_told_and_ends_at_its_upper_bound(project: DbtProject) -> Story:
+    add(project, "bounded", ("v0", at(9)), ("v1", at(11)), ("n1", None))
+    yield PASSES
+    assert ids(project, "bounded") == ["v1"]
+    add(project, "bounded", ("late", at(10)), ("v2", at(11, 1)), ("v3", at(12)))
+    yield PASSES
+    assert ids(project, "bounded") == ["v1", "v2"]
 
 
 def test_windows_are_half_open_in_both_ansi_modes(
