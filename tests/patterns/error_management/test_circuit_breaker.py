@@ -272,6 +272,43 @@ def test_state_and_transitions_are_metrics_and_each_opening_alerts_once(
     assert len(caplog.messages) == 2
 
 
+def test_each_transition_has_its_time(dependency: Dependency) -> None:
+    seen = []
+
+    def look() -> None:
+        circuit = dependency.breaker().status()
+        seen.append((circuit.state, circuit.changed_at, circuit.retry_at))
+
+    dependency.fail(5)
+    look()
+    dependency.now += 60
+    permit = dependency.breaker().admit()
+    look()
+    dependency.breaker().record(permit, ok=False)
+    look()
+    dependency.now += 1
+    dependency.breaker().reset()
+    look()
+    assert seen == [
+        (State.OPEN, START, START + 60),
+        (State.HALF_OPEN, START + 60, START + 120),
+        (State.OPEN, START + 60, START + 120),
+        (State.CLOSED, START + 61, None),
+    ]
+    assert dependency.breaker().status().outcomes == ()
+
+
+def test_of_a_subject_the_latest_outcome_counts(dependency: Dependency) -> None:
+    breaker = dependency.breaker()
+    for subject, ok in (("a", False), ("b", False), ("a", True), (None, False)):
+        breaker.record(breaker.admit(), ok=ok, subject=subject)
+    assert breaker.status().outcomes == (
+        Outcome(START, ok=False, subject="b"),
+        Outcome(START, ok=True, subject="a"),
+        Outcome(START, ok=False, subject=None),
+    )
+
+
 def test_each_name_has_a_circuit_of_its_own(dependency: Dependency) -> None:
     dependency.fail(5, dependency.breaker("articles-eu"))
     with pytest.raises(CircuitOpen):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import errno
 import http.client
 import logging
@@ -13,6 +14,7 @@ import threading
 import urllib.error
 from collections.abc import Callable
 from email.message import Message
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -210,6 +212,7 @@ def http_error(status: int, **headers: str) -> requests.HTTPError:
         (http_error(503, Retry_After="²"), 0),
         (http_error(503), 0),
         (ValueError(), 0),
+        (RateLimited("slow down", retry_after=2.5), 2.5),
     ],
 )
 def test_retry_after_is_read_as_seconds_or_as_a_date(error: Exception, seconds: float) -> None:
@@ -326,6 +329,30 @@ def test_tokens_are_taken_by_one_thread_at_a_time() -> None:
     assert (taken.count(True), tokens.left) == (1000, 0)
 
 
+def test_a_date_without_the_server_s_clock_is_compared_with_ours() -> None:
+    in_an_hour = format_datetime(dt.datetime.now(dt.UTC) + dt.timedelta(hours=1), usegmt=True)
+    assert 3500 < retry_after(http_error(503, Retry_After=in_an_hour)) <= 3600
+
+
+def test_a_success_gives_one_token_back_and_a_retry_may_cost_all() -> None:
+    tokens = RetryTokens(capacity=5, cost=5)
+    assert (tokens.take(), tokens.left, tokens.take()) == (True, 0, False)
+    tokens.give_back()
+    assert tokens.left == 1
+    assert RetryTokens().left == 100
+    assert [RetryTokens(capacity=2, cost=1).take()] == [True]
+
+
+def test_a_try_has_a_millisecond_at_least_and_a_pause_may_have_one_length(time: Time) -> None:
+    operation = Operation(time)
+    retrier(time, base_seconds=2, cap_seconds=2, attempt_seconds=0.5, total_seconds=0.0001).call(
+        operation, idempotent=True
+    )
+    assert operation.timeouts == [0.001]
+    assert RetryPolicy(base_seconds=2, cap_seconds=2, attempt_seconds=0.5).pauses(3) == (0, 2)
+    assert str(RateLimited("slow down", retry_after=1)) == "slow down"
+
+
 def test_the_log_names_the_kind_of_error_and_not_what_was_sent(
     time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,10 +365,14 @@ def test_the_log_names_the_kind_of_error_and_not_what_was_sent(
     ("policy", "message"),
     [
         ({"attempts": 0}, "attempts must be 1 or more, got 0"),
-        ({"base_seconds": 2, "cap_seconds": 1}, "0 <= base_seconds <= cap_seconds is allowed"),
+        (
+            {"base_seconds": 2, "cap_seconds": 1},
+            "^base_seconds is 2 and cap_seconds 1; 0 <= base_seconds <= cap_seconds is allowed$",
+        ),
         ({"base_seconds": -1}, "0 <= base_seconds <= cap_seconds is allowed"),
         ({"jitter": "none"}, "jitter is 'none'; it must be full or tenth"),
-        ({"total_seconds": 0}, "must be above 0"),
+        ({"total_seconds": 0}, "^attempt_seconds and total_seconds must be above 0$"),
+        ({"attempt_seconds": 0}, "^attempt_seconds and total_seconds must be above 0$"),
         ({"total_seconds": math.nan}, "must be above 0"),
         ({"attempt_seconds": math.nan}, "must be above 0"),
         ({"cap_seconds": math.nan}, "0 <= base_seconds <= cap_seconds is allowed"),
