@@ -12,7 +12,7 @@ ifneq ($(UNKNOWN),)
 $(error There is no variable $(UNKNOWN): the variables are $(VARIABLES))
 endif
 
-.PHONY: help setup demo services test test-all lint mutations torture bench docs clean
+.PHONY: help setup demo services test test-all lint mutations mutants torture bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,14 +31,17 @@ services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupt
 test: setup ## run the tests, without those that kill processes, start clusters or replay the case study
 	@$(ACTIVATE) && pytest --tier test
 
-test-all: setup ## run every test
-	@$(ACTIVATE) && pytest
+test-all: setup ## run every test, and the mutants
+	@$(ACTIVATE) && pytest && python -m tools.mutants
 
 lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 	@$(ACTIVATE) && python -m tools.lint
 
 mutations: setup ## apply every committed mutation and require its test to fail: SAMPLE=n for other n each day
 	@$(ACTIVATE) && python -m tests.mutations.runner $(if $(SAMPLE),--sample $(SAMPLE))
+
+mutants: setup ## change modules without Spark in every small way: their tests must notice nine changes of ten
+	@$(ACTIVATE) && python -m tools.mutants
 
 torture: setup ## kill every writer 20 times and more, run two at once, lose executors: count lost and doubled rows
 	@$(ACTIVATE) && python -m tests.torture
