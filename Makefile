@@ -11,6 +11,7 @@ UNKNOWN := $(filter-out $(VARIABLES),$(foreach name,$(.VARIABLES),$(if $(filter 
 ifneq ($(UNKNOWN),)
 $(error There is no variable $(UNKNOWN): the variables are $(VARIABLES))
 endif
+export INPUT VISITS SOURCE
 
 .PHONY: help setup demo services test test-all lint mutations mutants torture bench docs clean
 
@@ -20,10 +21,9 @@ help: ## list the targets
 setup: ## virtual environment, pins, jars, activate script; does nothing the second time
 	@$(PYTHON) tools/setup.py
 
-# With SOURCE=kafka the tables have other origins: a lakehouse of its own beside that of the files.
 demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for another size, SOURCE=kafka for services
-	@$(if $(filter kafka,$(SOURCE)),export LAKEHOUSE_ROOT="$${LAKEHOUSE_ROOT:-$(CURDIR)/lakehouse/by_kafka}" && )$(ACTIVATE) && \
-		python -m case_study.demo $(if $(INPUT),--input $(INPUT)) $(if $(VISITS),--visits $(VISITS)) $(if $(SOURCE),--source $(SOURCE))
+	@$(ACTIVATE) && python -m case_study.demo \
+		$(if $(INPUT),--input "$$INPUT") $(if $(VISITS),--visits "$$VISITS") $(if $(SOURCE),--source "$$SOURCE")
 
 services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
 	@$(ACTIVATE) && python -m services

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
 import sys
 import threading
@@ -28,7 +27,7 @@ from dbt.cli.main import dbtRunner
 from jsonargparse import auto_cli
 from pyspark.sql import SparkSession
 
-from case_study.demo import DemoFailed, only_run
+from case_study.demo import DemoFailed, lakehouse_root, only_run
 from python_jobs.ingestion.change_data_capture import Parameters, start
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse
@@ -138,7 +137,7 @@ def main(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         params, _ = parse_parameters(Parameters, ["--config", job, *arguments])
-        with only_run(Path(os.environ["LAKEHOUSE_ROOT"])):
+        with only_run(Path(lakehouse_root())):
             follow(spark_session("continuous"), params, Models(select, exclude or ()))
     except KeyboardInterrupt:
         return 0

@@ -25,6 +25,8 @@ from tabulate import tabulate
 
 from case_study.main_job import FEEDS, REPORT, Step, generator_step, main_job
 from case_study.sources import played_sources
+from python_jobs.shared.core.failures import DataRefused, JobFailed
+from python_jobs.shared.spark.session import spark_session
 from services.processes import ServiceFailed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,11 +62,14 @@ def main(
         The exit code.
     """
     try:
-        if "LAKEHOUSE_ROOT" not in os.environ:
-            raise DemoFailed(
-                "LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2
-            )
-        lakehouse = os.environ["LAKEHOUSE_ROOT"]
+        lakehouse = lakehouse_root()
+        if source == "kafka":
+            # The tables have other origins: a lakehouse of its own, whatever the shell has activated.
+            os.environ |= {
+                "LAKEHOUSE_ROOT": f"{os.environ['LAKEHOUSE_ROOT']}/by_kafka",
+                "LAKEHOUSE_SOURCE": source,
+            }
+            lakehouse = os.environ["LAKEHOUSE_ROOT"]
         landing = Path(input).absolute() if input else ROOT / "landing"
         if input:
             feeds = present_feeds(landing)
@@ -80,17 +85,32 @@ def main(
     except ServiceFailed as failure:
         print(failure, file=sys.stderr)
         return 1
-    except DemoFailed as failure:
+    except (DemoFailed, JobFailed) as failure:
         print(failure, file=sys.stderr)
         return failure.exit_code
     return 0
 
 
+def lakehouse_root() -> str:
+    """Return the root of the lakehouse, which the activate script sets."""
+    if not os.environ.get("LAKEHOUSE_ROOT"):
+        raise DemoFailed(
+            "LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2
+        )
+    return os.environ["LAKEHOUSE_ROOT"]
+
+
 def present_feeds(landing: Path) -> list[str]:
     """Return the feeds that the landing folder holds."""
-    if not landing.is_dir():
-        raise DemoFailed(f"the input folder '{landing}' doesn't exist", 4)
-    feeds = [feed for feed in FEEDS if (landing / feed).is_dir()]
+    try:
+        if not landing.is_dir():
+            raise DemoFailed(f"the input folder '{landing}' doesn't exist", 4)
+        feeds = [feed for feed in FEEDS if (landing / feed).is_dir()]
+    except OSError as failure:
+        raise DemoFailed(f"the input folder '{landing}' can't be entered: {failure.strerror}") from None
+    for feed in feeds:
+        if not os.access(landing / feed, os.R_OK | os.X_OK):
+            raise DemoFailed(f"the folder '{landing / feed}' can't be read: Permission denied")
     if not feeds:
         raise DemoFailed(f"'{landing}' holds none of the folders {', '.join(FEEDS)}", 4)
     return feeds
@@ -131,8 +151,9 @@ def run_from_kafka(
     are left out.
     """
     feeds = [feed for feed in feeds if feed != "users"]
-    os.environ["LAKEHOUSE_SOURCE"] = "kafka"
-    with played_sources(landing, feeds, Path(lakehouse) / ".services") as bootstrap_servers:
+    spark = spark_session("played_sources")
+    with played_sources(spark, landing, feeds, Path(lakehouse) / ".services") as bootstrap_servers:
+        spark.stop()
         steps = main_job(
             lakehouse, landing, feeds, target=target, master=master, bootstrap_servers=bootstrap_servers
         )
@@ -155,6 +176,8 @@ def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
             print(done.stdout, end="", flush=True)
         if done.returncode != 0:
             sentence = f"step '{step.name}' exited {done.returncode}; the tables keep their last good version"
+            if done.returncode == DataRefused.exit_code and step.when_refused:
+                sentence += f"; {step.when_refused}"
             raise DemoFailed(sentence, done.returncode)
         if step.name == REPORT:
             report = json.loads(done.stdout.splitlines()[-1])
@@ -169,11 +192,17 @@ def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[st
     times = [*seconds.items(), ("total", sum(seconds.values()))]
     print("\n" + tabulate(times, headers=["step", "seconds"], tablefmt="simple", floatfmt=".1f"))
     if absent:
-        print(f"\nskipped, no such folder in the input: {', '.join(absent)}, and the tables made of them")
+        print(f"\nnot in the input: {', '.join(absent)}; the tables made of them got no rows")
+    # Commands by hand need what the demo has set for its own.
+    by_kafka = ""
+    if os.environ.get("LAKEHOUSE_SOURCE") == "kafka":
+        root = shlex.quote(os.environ["LAKEHOUSE_ROOT"])
+        by_kafka = f"\n  first            export LAKEHOUSE_ROOT={root} LAKEHOUSE_SOURCE=kafka"
     print(
         "\nwhere to look next"
         "\n  rejected lines   silver_visits_dead_letter, silver_visits_quarantine"
         "\n  their numbers    observability_visits_accounting, observability_visits_lateness"
+        f"{by_kafka}"
         "\n  a query          dbt show --inline \"select * from {{ ref('gold_page_views_by_hour') }}\""
         "\n  what it all is   dbt docs generate && dbt docs serve, and docs/"
     )

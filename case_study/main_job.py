@@ -6,8 +6,9 @@ no state here: each can be run by hand, and a run that died is repaired by the n
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 FEEDS = ("visits", "users", "user_changes", "devices", "devices_list")
@@ -28,11 +29,13 @@ class Step:
     """Short name for the end table."""
     command: tuple[str, ...]
     """The command, as typed in the repository root."""
+    when_refused: str = ""
+    """What to do when the step exits 3, data refused."""
 
 
 def submit(name: str, job: str, master: str | None = None, **parameters: object) -> Step:
-    """Return the step that runs one job with spark-submit."""
-    command = ["spark-submit", *(["--master", master] if master else []), f"python_jobs/{job}.py"]
+    """Return the step that runs one job, the path of a script without its suffix, with spark-submit."""
+    command = ["spark-submit", *(["--master", master] if master else []), f"{job}.py"]
     for parameter, value in parameters.items():
         command += [f"--{parameter}", str(value)]
     return Step(name, tuple(command))
@@ -40,7 +43,9 @@ def submit(name: str, job: str, master: str | None = None, **parameters: object)
 
 def generator_step(landing: Path, visits: int) -> Step:
     """Return the step that makes the case study's input."""
-    return submit("generate", "datasets/blog_platform", output=landing, visits=visits, overwrite="true")
+    return submit(
+        "generate", "case_study/datasets/blog_platform", output=landing, visits=visits, overwrite="true"
+    )
 
 
 def main_job(
@@ -58,7 +63,7 @@ def main_job(
     Args:
         lakehouse: root of the tables, path or URI.
         landing: folder with one folder a feed.
-        feeds: those of :data:`FEEDS` that ``landing`` holds; the tables of the others are skipped.
+        feeds: those of :data:`FEEDS` that ``landing`` holds; dbt takes the others for feeds without rows.
         target: dbt target.
         master: Spark master of the jobs; none leaves it to spark-submit.
         window: ``{"from": …, "to": …}``, to load only these landing hours.
@@ -71,11 +76,11 @@ def main_job(
     steps = [_record_step(feed, lakehouse, master, str(bootstrap_servers)) for feed in by_kafka]
     if "visits" in by_kafka:
         bronze = f"{lakehouse}/bronze/bronze_visits"
-        steps.append(submit("hours of visits", "datasets/topic_hours", master, bronze=bronze))
+        steps.append(submit("hours of visits", "case_study/datasets/topic_hours", master, bronze=bronze))
     steps += [
         submit(
             f"load {feed}",
-            "ingestion/incremental_loader",
+            "python_jobs/ingestion/incremental_loader",
             master,
             source=landing / feed,
             target=f"{lakehouse}/bronze/bronze_{feed}",
@@ -87,7 +92,7 @@ def main_job(
     steps += [
         submit(
             f"load {feed}",
-            "ingestion/full_loader",
+            "python_jobs/ingestion/full_loader",
             master,
             config=f"conf/jobs/full_loader_{feed}.yml",
             source=landing / feed / f"date={day}",
@@ -98,31 +103,31 @@ def main_job(
         if day is not None
     ]
     if "visits" in feeds:
-        steps.append(
-            submit(
-                "dead-letter visits",
-                "error_management/dead_letter",
-                master,
-                config="conf/jobs/dead_letter_visits.yml",
-                source=f"{lakehouse}/bronze/bronze_visits",
-                target=f"{lakehouse}/silver/silver_visits_parsed",
-                dead_letter=f"{lakehouse}/silver/silver_visits_dead_letter",
-                checkpoint=f"{lakehouse}/checkpoints/dead_letter_visits",
-            )
-        )
-    absent = [
-        f"source:bronze.bronze_{feed}{suffix}+"
-        for feed in FEEDS
-        if feed not in feeds
-        for suffix in (("",) if feed in FULL_LOADS else ("", "_files"))
-    ]
-    if "visits" not in feeds:
-        absent.append("source:parsed+")
-    exclude = ("--exclude", *absent) if absent else ()
-    steps.append(Step("dbt build", ("dbt", "build", "--target", target, *exclude)))
+        steps.append(_parse_step(lakehouse, master))
+    steps.append(Step("dbt build", ("dbt", "build", "--target", target)))
     if "visits" in feeds:
-        steps.append(submit(REPORT, "observability/visits_report", master, lakehouse=lakehouse))
+        steps.append(submit(REPORT, "case_study/visits_report", master, lakehouse=lakehouse))
     return steps
+
+
+def _parse_step(lakehouse: str, master: str | None) -> Step:
+    """Return the step that reads the visit lines; a refused batch passes once with a command that the step names."""
+    step = submit(
+        "dead-letter visits",
+        "python_jobs/error_management/dead_letter",
+        master,
+        config="conf/jobs/dead_letter_visits.yml",
+        source=f"{lakehouse}/bronze/bronze_visits",
+        target=f"{lakehouse}/silver/silver_visits_parsed",
+        dead_letter=f"{lakehouse}/silver/silver_visits_dead_letter",
+        checkpoint=f"{lakehouse}/checkpoints/dead_letter_visits",
+    )
+    accepting = shlex.join((*step.command, "--max_bad_share", "1"))
+    return replace(
+        step,
+        when_refused="correct the file if you can, make the refused lines dead letters with "
+        f"`{accepting}`, then run the main job again",
+    )
 
 
 def newest_day(folder: Path, window: Mapping[str, str] | None = None) -> str | None:
@@ -137,7 +142,7 @@ def _record_step(feed: str, lakehouse: str, master: str | None, bootstrap_server
     table, configuration = KAFKA_FEEDS[feed]
     return submit(
         f"load {feed}",
-        "ingestion/change_data_capture",
+        "python_jobs/ingestion/change_data_capture",
         master,
         config=f"conf/jobs/{configuration}.yml",
         bootstrap_servers=bootstrap_servers,

@@ -1,7 +1,8 @@
 """The case study's sources as servers: visits become records of a topic, users a table in PostgreSQL that changes.
 
 What a producer and an application would do, played from the landing files, so that both ways end in the same tables.
-Played again, only what is new is sent.
+The Incremental Loader reads the files here as well: both ways have the same files and the same lines. Played again,
+only what is new is sent.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
+from python_jobs.ingestion.incremental_loader import Landing, LandingFile, read_lines
+from python_jobs.shared.core.failures import DataRefused
 from services.debezium import running_debezium
 from services.kafka import Broker, Record, running_broker
 from services.postgres import Database, running_postgres
@@ -20,6 +25,7 @@ from services.postgres import Database, running_postgres
 VISITS_TOPIC = "visits"
 USERS_TABLE = "public.users"
 _VISITS_PARTITIONS = 2
+_FILES_AT_ONCE = 100
 
 TOPIC_PREFIX = "blog"
 _TABLES = (
@@ -41,10 +47,11 @@ _TABLES = (
 
 
 @contextlib.contextmanager
-def played_sources(landing: Path, feeds: Sequence[str], folder: Path) -> Iterator[str]:
+def played_sources(spark: SparkSession, landing: Path, feeds: Sequence[str], folder: Path) -> Iterator[str]:
     """Run the services and play the feeds into them; when all of it is in Kafka, give its address to the block.
 
     Args:
+        spark: session that reads the files; not needed by the block.
         landing: landing folder.
         feeds: those of ``visits`` and ``user_changes`` that are to be played.
         folder: the services' data, kept for the next run.
@@ -54,49 +61,80 @@ def played_sources(landing: Path, feeds: Sequence[str], folder: Path) -> Iterato
     """
     with running_broker(folder / "kafka") as broker:
         if "visits" in feeds:
-            print(f"visits sent to topic {VISITS_TOPIC}: {produce_visits(broker, landing, folder / 'sent')}")
+            sent = produce_visits(spark, broker, landing, folder / "sent")
+            print(f"visits sent to topic {VISITS_TOPIC}: {sent}")
         if "user_changes" in feeds:
             with running_postgres(folder / "postgres") as postgres:
                 database = postgres.ensure_database("blog")
-                changes = change_users(database, landing, until=first_hour(landing))
+                feed = user_changes(spark, landing)
+                changes = change_users(database, feed, until=first_hour(spark, landing))
                 with running_debezium(
                     folder / "debezium", broker, database, [USERS_TABLE], TOPIC_PREFIX
                 ) as connector:
-                    changes += change_users(database, landing)
+                    changes += change_users(database, feed)
                     connector.catch_up()
                 print(f"changes made in PostgreSQL: {changes}", flush=True)
         yield broker.bootstrap_servers
 
 
-def produce_visits(broker: Broker, landing: Path, ledger: Path) -> int:
+def produce_visits(spark: SparkSession, broker: Broker, landing: Path, ledger: Path) -> int:
     """Send every line of the visit files that wasn't sent yet to the topic ``visits``; return how many.
 
-    A record's timestamp is its landing hour, its value the line's bytes. A file is noted in ``ledger`` when the broker
-    has it: killed in between, its lines come again, as exact duplicates that the models count.
+    A file is noted in ``ledger`` when the broker has it: killed in between, its lines come again, as exact duplicates
+    that the models count.
     """
     if VISITS_TOPIC not in broker.topics():
         broker.create_topic(VISITS_TOPIC, _VISITS_PARTITIONS)
-    sent = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
+    sent = set(ledger.read_text(encoding="utf-8").splitlines()) if ledger.exists() else set()
+    files = [file for file in landing_files(spark, landing, "visits") if _ledger_name(file) not in sent]
     count = 0
-    for path in sorted((landing / "visits").glob("date=*/hour=*/*.json")):
-        name = str(path.relative_to(landing))
-        if name not in sent:
-            count += broker.produce(VISITS_TOPIC, _visits(path), {"enable.idempotence": True})
-            with ledger.open("a", encoding="utf-8") as file:
-                file.write(f"{name}\n")
+    for start in range(0, len(files), _FILES_AT_ONCE):
+        batch = files[start : start + _FILES_AT_ONCE]
+        count += broker.produce(VISITS_TOPIC, visit_records(spark, batch), {"enable.idempotence": True})
+        with ledger.open("a", encoding="utf-8") as noted:
+            noted.writelines(f"{_ledger_name(file)}\n" for file in batch)
     return count
 
 
-def _visits(path: Path) -> Iterator[Record]:
-    date, hour = (part.partition("=")[2] for part in path.parts[-3:-1])
-    landed = dt.datetime.fromisoformat(f"{date}T{hour}:00:00+00:00")
-    lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-    for number, line in enumerate(lines):
-        yield Record(line, partition=number % _VISITS_PARTITIONS, timestamp=int(landed.timestamp() * 1000))
+def visit_records(spark: SparkSession, files: Sequence[LandingFile]) -> Iterator[Record]:
+    """Yield one record for each line of the files: the line's bytes, at the time of its landing hour.
+
+    Raises:
+        DataRefused: a file lies in no ``date=`` folder, which gives the time.
+    """
+    landed = {file.url_path: int(landing_hour(file).timestamp() * 1000) for file in files}
+    lines = read_lines(spark, files).selectExpr("cast(payload as binary) as line", "url_path")
+    for number, row in enumerate(lines.toLocalIterator()):
+        yield Record(bytes(row.line), partition=number % _VISITS_PARTITIONS, timestamp=landed[row.url_path])
 
 
-def change_users(database: Database, landing: Path, until: dt.datetime | None = None) -> int:
-    """Apply the users' change feed to the table ``users``, in the feed's order; return how many changes were new.
+def landing_files(spark: SparkSession, landing: Path, feed: str) -> list[LandingFile]:
+    """Return the files of a feed as the Incremental Loader lists them."""
+    return Landing(spark, str(landing / feed)).files([""])
+
+
+def landing_hour(file: LandingFile) -> dt.datetime:
+    """Return the start of the hour, or of the day, of a file's landing folder.
+
+    Raises:
+        DataRefused: the file lies in no ``date=`` folder.
+    """
+    if "date" not in file.partition:
+        raise DataRefused(
+            f"{file.path} lies in no date=YYYY-MM-DD folder: with SOURCE=kafka the folder is the record's time"
+        )
+    hour = dt.time(file.partition.get("hour", 0), tzinfo=dt.UTC)
+    return dt.datetime.combine(file.partition["date"], hour)
+
+
+def _ledger_name(file: LandingFile) -> str:
+    return f"visits/{file.file_path}"
+
+
+def change_users(
+    database: Database, changes: Sequence[Mapping[str, Any]], until: dt.datetime | None = None
+) -> int:
+    """Apply what :func:`user_changes` returns to the table ``users``, in order; return how many changes were new.
 
     With ``until`` only the changes made before: what an application had before anybody read its log.
     """
@@ -107,7 +145,7 @@ def change_users(database: Database, landing: Path, until: dt.datetime | None = 
             "select sequence, id from users_position order by 1 desc, 2 desc limit 1"
         ).fetchone()
         last = tuple(newest or (-1, ""))
-        for change in _changes(landing):
+        for change in changes:
             place = (change["sequence"], change["id"])
             if place <= last or (until is not None and change["changed_at"] >= until):
                 continue
@@ -122,11 +160,9 @@ def change_users(database: Database, landing: Path, until: dt.datetime | None = 
     return count
 
 
-def first_hour(landing: Path) -> dt.datetime:
-    """Return the start of the first landing hour of the users' change feed."""
-    folder = min((landing / "user_changes").glob("date=*/hour=*"))
-    date, hour = (part.partition("=")[2] for part in folder.parts[-2:])
-    return dt.datetime.fromisoformat(f"{date}T{hour}:00:00+00:00")
+def first_hour(spark: SparkSession, landing: Path) -> dt.datetime | None:
+    """Return the start of the first landing hour of the users' change feed; None without a file."""
+    return min(map(landing_hour, landing_files(spark, landing, "user_changes")), default=None)
 
 
 _UPSERT = """
@@ -143,30 +179,51 @@ _UPSERT = """
         plan = excluded.plan,
         is_deactivated = excluded.is_deactivated
 """
-_FIELDS = (
-    "login",
-    "email",
-    "registered_datetime",
-    "first_connection_datetime",
-    "last_connection_datetime",
-    "plan",
-)
+_TEXTS = ("login", "email", "plan")
+_TIMES = ("registered_datetime", "first_connection_datetime", "last_connection_datetime")
 
 
-def _changes(landing: Path) -> list[dict[str, Any]]:
-    """Return the feed's usable changes in their order; the rest is what a database would not have let in."""
-    found = []
-    for path in sorted((landing / "user_changes").rglob("*.json")):
-        for line in path.read_bytes().splitlines():
-            try:
-                change = json.loads(line)
-            except ValueError:
-                continue
-            if not isinstance(change, dict) or change.get("op") not in ("I", "U", "D"):
-                continue
-            if change.get("id") and change.get("changed_at") and isinstance(change.get("sequence"), int):
-                complete = {name: change.get(name) for name in _FIELDS}
-                complete |= {name: change[name] for name in ("id", "op", "sequence")}
-                complete["changed_at"] = dt.datetime.fromisoformat(change["changed_at"])
-                found.append(complete | {"is_deleted": bool(change.get("is_deleted"))})
-    return sorted(found, key=lambda change: (change["sequence"], change["id"]))
+def user_changes(spark: SparkSession, landing: Path) -> list[dict[str, Any]]:
+    """Return the feed's usable changes in their order; the rest is what a database would not have let in.
+
+    Usable is what the model ``silver_user_changes_flagged`` finds usable.
+    """
+    lines = read_lines(spark, landing_files(spark, landing, "user_changes"))
+    changes = (
+        _change(bytes(row.line)) for row in lines.selectExpr("cast(payload as binary) as line").collect()
+    )
+    return sorted(
+        (change for change in changes if change is not None),
+        key=lambda change: (change["sequence"], change["id"]),
+    )
+
+
+def _change(line: bytes) -> dict[str, Any] | None:
+    try:
+        given = json.loads(line)
+        sequence = int(_text(given["sequence"]) or "")
+        values = {name: _text(given.get(name)) for name in ("id", "op", *_TEXTS)}
+        times = {name: _time(given.get(name)) for name in ("changed_at", *_TIMES)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if not values["id"] or values["op"] not in ("I", "U", "D") or times["changed_at"] is None:
+        return None
+    deleted = (_text(given.get("is_deleted")) or "").lower() in ("true", "t", "yes", "y", "1")
+    return values | times | {"sequence": sequence, "is_deleted": deleted}
+
+
+def _text(value: Any) -> str | None:
+    """Return a JSON value as text; PostgreSQL's has no NUL."""
+    text = value if value is None or isinstance(value, str) else json.dumps(value)
+    if text is not None and "\0" in text:
+        raise ValueError("NUL")
+    return text
+
+
+def _time(value: Any) -> dt.datetime | None:
+    """Return a time, UTC if it names no offset; None for what is no time."""
+    try:
+        time = dt.datetime.fromisoformat(str(value))
+    except ValueError:
+        return None
+    return time.replace(tzinfo=time.tzinfo or dt.UTC)

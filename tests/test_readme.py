@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 
+import yaml
+from dbt.cli.main import dbtRunner
+
 from python_jobs.ingestion import incremental_loader
 from python_jobs.shared.core.command_line import parse_parameters
+from tests.support.dbt_project import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tools import setup
 
 SOURCES = """
 sources: [{name: raw, schema: "{{ target.schema }}", tables: [{name: user_changes}]}]
@@ -30,6 +35,47 @@ def test_the_dbt_snippet_merges_a_change_feed(spark, make_project):
         project.table("users").select("id", "plan", "is_deleted"),
         [("a", "paid", False), ("b", None, True), ("c", None, True)],
     )
+
+
+def test_the_profile_is_one_for_another_project(tmp_path, monkeypatch):
+    profile = snippet("README.md", "tests/test_readme.py::test_the_profile_is_one_for_another_project")
+    (tmp_path / "dbt_project.yml").write_text(
+        "name: my_project\nversion: '1.0'\nconfig-version: 2\nprofile: my_project\n", encoding="utf-8"
+    )
+    (tmp_path / "models").mkdir()
+    (tmp_path / "profiles.yml").write_text(profile, encoding="utf-8")
+    monkeypatch.delenv("DBT_PROFILES_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert dbtRunner().invoke(["--quiet", "parse", "--log-path", "logs"]).success
+    given = yaml.safe_load(profile)["my_project"]["outputs"]["local"]
+    ours = yaml.safe_load((REPOSITORY / "profiles.yml").read_text(encoding="utf-8"))
+    ours = ours["lakehouse_patterns"]["outputs"]["local"]
+    assert given["server_side_parameters"].keys() == ours["server_side_parameters"].keys()
+    assert {k: given[k] for k in ("type", "method", "host")} == {
+        k: ours[k] for k in ("type", "method", "host")
+    }
+
+
+def test_the_activate_script_leaves_other_projects_their_profiles(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").write_text("PATH=.\n", encoding="utf-8")
+    monkeypatch.setattr(setup, "VENV", tmp_path)
+    assert setup.write_activation().startswith("written")
+    assert setup.write_activation() == "there"
+    written = (tmp_path / "bin" / "activate").read_text(encoding="utf-8")
+    assert "export LAKEHOUSE_ROOT=" in written
+    assert "DBT_PROFILES_DIR" not in written
+
+
+def test_without_activation_dbt_says_what_to_do(monkeypatch, tmp_path):
+    for name in ("DBT_PROFILES_DIR", "LAKEHOUSE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(REPOSITORY)
+    refused = dbtRunner().invoke(
+        ["--quiet", "parse", "--log-path", str(tmp_path), "--target-path", str(tmp_path)]
+    )
+    assert not refused.success
+    assert "LAKEHOUSE_ROOT (run `source .venv/bin/activate` first)" in str(refused.exception)
 
 
 def test_the_spark_submit_snippet_loads_a_folder(spark, tmp_path, monkeypatch):

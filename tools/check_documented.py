@@ -4,10 +4,14 @@ Names in YAML must match the code in order and spelling, so that a renamed argum
 A generic test is documented under dbt's name for it (`test_<name>`), a materialization likewise
 (`materialization_<name>_<adapter>`).
 
+A model's description ends with its grain, and a test of uniqueness has exactly the grain's columns. A column that holds
+personal data is tagged so, or a replica would let it leave.
+
     python -m tools.check_documented
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +22,10 @@ import yaml
 from tools.findings import PYTHON_FOLDERS, ROOT, report
 from tools.jinja_files import Block, blocks
 
+# "One row per id and effective_from." or, for lines that may be there twice, "One row per valid line; no key."
+GRAIN = re.compile(r"One row per (?P<columns>[^.;]+(?:\.\w[^.;]*)*?)(?P<no_key>; no key)?\.$")
+PERSONAL = {"login", "email", "payload", "record", "changes", "context"}
+NOT_PERSONAL = {"bronze_devices"}
 GIVEN_BY_DBT = ("model", "column_name")  # arguments of every generic test: dbt fills them in
 
 
@@ -27,6 +35,8 @@ def main() -> int:
         [
             *undocumented_macros(ROOT / "macros"),
             *undocumented_models(ROOT),
+            *unproved_grains(ROOT),
+            *untagged_columns(ROOT),
             *(line for folder in PYTHON_FOLDERS for line in undocumented_python(ROOT / folder)),
         ]
     )
@@ -73,11 +83,18 @@ def undocumented_models(project: Path) -> Iterator[str]:
 
 def relations(project: Path) -> dict[str, dict[str, Any]]:
     """Return the YAML entry of each model, snapshot and source table of a project by its name."""
-    entries: list[dict[str, Any]] = []
-    for folder in ("models", "snapshots"):
-        entries += [*_entries(project / folder, "models"), *_entries(project / folder, "snapshots")]
-        entries += [table for source in _entries(project / folder, "sources") for table in source["tables"]]
-    return {entry["name"]: entry for entry in entries}
+    return {entry["name"]: entry for entry in [*_models(project), *sources(project)]}
+
+
+def sources(project: Path) -> list[dict[str, Any]]:
+    """Return the YAML entry of each source table of a project."""
+    return [table for source in _entries(project / "models", "sources") for table in source["tables"]]
+
+
+def _models(project: Path) -> list[dict[str, Any]]:
+    """Return the YAML entry of each model and snapshot of a project."""
+    folders = [(folder, kind) for folder in ("models", "snapshots") for kind in ("models", "snapshots")]
+    return [entry for folder, kind in folders for entry in _entries(project / folder, kind)]
 
 
 def _undocumented_relation(what: str, entry: Mapping[str, Any] | None) -> Iterator[str]:
@@ -89,6 +106,28 @@ def _undocumented_relation(what: str, entry: Mapping[str, Any] | None) -> Iterat
     for column in columns:
         if not _described(column):
             yield f"{what}: column '{column['name']}' has no description"
+
+
+def unproved_grains(project: Path) -> Iterator[str]:
+    """Yield a line for each model or snapshot whose description states no grain, or one that no test proves."""
+    for entry in _models(project):
+        name, grain = entry["name"], GRAIN.search(" ".join(str(entry.get("description")).split()))
+        if grain is None:
+            yield f"'{name}': its description must end with 'One row per <columns>.' or '…; no key.'"
+        elif not grain["no_key"]:
+            columns = re.split(r", | and ", grain["columns"])
+            tests = [test for test in entry.get("data_tests", []) if isinstance(test, dict)]
+            proved = [test["one_row_per"]["arguments"]["columns"] for test in tests if "one_row_per" in test]
+            if proved != [columns]:
+                yield f"'{name}': its grain is {columns}, its test one_row_per has {proved}"
+
+
+def untagged_columns(project: Path) -> Iterator[str]:
+    """Yield a line for each column whose name says that it holds personal data and that has no tag `pii`."""
+    for name, entry in relations(project).items():
+        for column in entry.get("columns", []) if name not in NOT_PERSONAL else []:
+            if column["name"] in PERSONAL and "pii" not in column.get("config", {}).get("tags", []):
+                yield f"'{name}': column '{column['name']}' holds personal data: config: {{tags: [pii]}}"
 
 
 def undocumented_python(folder: Path) -> Iterator[str]:

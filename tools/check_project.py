@@ -85,6 +85,7 @@ def parse(project: Path) -> Any:
     from dbt.cli.main import dbtRunner
 
     os.environ.setdefault("DBT_PROFILES_DIR", str(project / "profiles"))
+    os.environ.setdefault("LAKEHOUSE_ROOT", str(project / "lakehouse"))
     result = dbtRunner().invoke(["--quiet", "parse", "--project-dir", str(project)])
     if not result.success:
         raise SystemExit(f"dbt parse failed: {result.exception}")

@@ -204,12 +204,14 @@ def _ivy_description(coordinates: list[str], transitive: bool) -> str:
 
 
 def write_activation() -> str:
-    """Append the project's environment to .venv/bin/activate, so that the native commands work word for word."""
+    """Append the project's environment to .venv/bin/activate, so that the native commands work word for word.
+
+    dbt finds profiles.yml in the repository root by itself; DBT_PROFILES_DIR would hide the profiles of other projects.
+    """
     activate = VENV / "bin" / "activate"
     text = activate.read_text(encoding="utf-8")
     block = f"""{MARK}
 export LAKEHOUSE_ROOT="${{LAKEHOUSE_ROOT:-{ROOT}/lakehouse}}"
-export DBT_PROFILES_DIR="{ROOT}/profiles"
 export DBT_SEND_ANONYMOUS_USAGE_STATS=false
 export SPARK_CONF_DIR="{ROOT}/conf"
 export PYSPARK_PYTHON="{PYTHON}"

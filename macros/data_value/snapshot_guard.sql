@@ -1,6 +1,7 @@
 {#-
     dbt's own snapshot strategies behind checks: `strategy: lakehouse_patterns.timestamp` (or `.check`).
-    What the checks refuse goes wrong silently in a snapshot on Delta; each message says how.
+    What the checks refuse goes wrong silently in a snapshot on Delta; each message says how. With `check_cols` the
+    timestamp strategy adds a version only when the time is newer and one of these columns differs.
 -#}
 
 {% macro snapshot_timestamp_strategy(node, snapshotted_rel, current_rel, model_config, target_exists) %}
@@ -14,9 +15,16 @@
     {%- set strategy = dbt.snapshot_timestamp_strategy(
         node, snapshotted_rel, current_rel, model_config, target_exists
     ) -%}
+    {%- set row_changed = strategy.row_changed -%}
+    {%- if config.get('check_cols') -%}
+        {%- set content = dbt.snapshot_check_strategy(
+            node, snapshotted_rel, current_rel, model_config, target_exists
+        ) -%}
+        {%- set row_changed = '(' ~ row_changed ~ ' and ' ~ content.row_changed ~ ')' -%}
+    {%- endif -%}
     {#- dbt compares times, so a row whose time is NULL would never be seen again. -#}
     {%- do strategy.update({
-        'row_changed': '(' ~ current_rel ~ '.' ~ strategy.updated_at ~ ' is null or ' ~ strategy.row_changed ~ ')',
+        'row_changed': '(' ~ current_rel ~ '.' ~ strategy.updated_at ~ ' is null or ' ~ row_changed ~ ')',
     }) -%}
     {{ return(lakehouse_patterns._refusing_nulls(strategy)) }}
 {% endmacro %}

@@ -22,6 +22,4 @@ select
     is_deleted,
     ingested_at
 from {{ ref('silver_user_changes') }}
-{% if lakehouse_patterns.is_incremental() %}
-    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
-{% endif %}
+where {{ lakehouse_patterns.incremental_window('ingested_at') }}

@@ -29,7 +29,7 @@ with dates as (
     select
         date as accounted_date,
         ingested_at as last_ingested_at
-    from {{ source('bronze', 'bronze_visits_files') }}
+    from {{ landed('bronze', 'bronze_visits_files') }}
 ),
 
 touched_dates as (
@@ -71,7 +71,7 @@ grouped as (
 
 dead as (
     {{ lakehouse_patterns.current_lines(
-        source('parsed', 'silver_visits_dead_letter'), source('bronze', 'bronze_visits_files')
+        landed('parsed', 'silver_visits_dead_letter'), landed('bronze', 'bronze_visits_files')
     ) }}
 ),
 

@@ -12,7 +12,7 @@ with fields as (
         from_json(payload, 'type string, full_name string, version string, is_deleted string') as device,
         load_id,
         ingested_at
-    from {{ source('bronze', 'bronze_devices') }}
+    from {{ landed('bronze', 'bronze_devices') }}
 )
 
 select
@@ -26,6 +26,4 @@ from fields
 where
     device.type is not null
     and device.version is not null
-{% if is_incremental() %}
     and {{ lakehouse_patterns.incremental_window('ingested_at') }}
-{% endif %}

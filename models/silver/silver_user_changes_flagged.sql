@@ -4,7 +4,7 @@
 ) }}
 
 {{ lakehouse_patterns.dead_letter_flags(
-    source('bronze', 'bronze_user_changes'),
+    landed('bronze', 'bronze_user_changes'),
     [
         {'name': 'id', 'expression': "get_json_object(payload, '$.id')", 'inputs': ['payload']},
         {'name': 'op', 'expression': "try_element_at(map('I', 'I', 'U', 'U', 'D', 'D'), get_json_object(payload, '$.op'))",

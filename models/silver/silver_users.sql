@@ -20,6 +20,4 @@ select
     is_deleted,
     ingested_at
 from {{ ref('silver_user_changes') }}
-{% if is_incremental() %}
-    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
-{% endif %}
+where {{ lakehouse_patterns.incremental_window('ingested_at') }}

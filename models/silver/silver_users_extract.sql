@@ -1,8 +1,9 @@
 {{ config(materialized='view') }}
 
--- The newest full extract, one row a user; an extract without `updated_at` takes its folder's date.
+-- The newest full extract, one row a user; an extract without `updated_at` takes its folder's date, and a later load of
+-- that folder a microsecond more, so that a correction of the same day is newer.
 with current_lines as (
-    {{ lakehouse_patterns.current_lines(source('bronze', 'bronze_users'), source('bronze', 'bronze_users_files')) }}
+    {{ lakehouse_patterns.current_lines(landed('bronze', 'bronze_users'), landed('bronze', 'bronze_users_files')) }}
 ),
 
 fields as (
@@ -47,5 +48,8 @@ select
     try_to_timestamp(extract.first_connection_datetime) as first_connection_at,
     try_to_timestamp(extract.last_connection_datetime) as last_connection_at,
     extract.plan,
-    coalesce(try_to_timestamp(extract.updated_at), extracted_at) as updated_at
+    coalesce(
+        try_to_timestamp(extract.updated_at),
+        timestamp_micros(unix_micros(extracted_at) + load_id % 1000 - 1)
+    ) as updated_at
 from unique_users

@@ -1,7 +1,7 @@
 {{ config(materialized='view', enabled=(env_var('LAKEHOUSE_SOURCE', 'files') == 'kafka')) }}
 
 {{ lakehouse_patterns.change_data_capture_flags(
-    source('bronze', 'bronze_users_records'),
+    landed('bronze', 'bronze_users_records'),
     columns={
         'id': 'string',
         'login': 'string',

@@ -3,9 +3,7 @@
 with lines as (
     select *
     from {{ ref('silver_visits_flagged') }}
-    {% if is_incremental() %}
-        where {{ lakehouse_patterns.incremental_window('ingested_at') }}
-    {% endif %}
+    where {{ lakehouse_patterns.incremental_window('ingested_at') }}
 ),
 
 statistics as (
@@ -14,6 +12,6 @@ statistics as (
 
 select
     *,
-    (select max(ingested_at) from {{ source('parsed', 'silver_visits_parsed') }}) as ingested_at
+    (select max(ingested_at) from {{ landed('parsed', 'silver_visits_parsed') }}) as ingested_at
 from statistics
 where input_rows > 0

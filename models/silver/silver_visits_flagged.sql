@@ -3,7 +3,7 @@
 -- Lines of a file that landed again count once: its highest load is the file.
 with current_lines as (
     {{ lakehouse_patterns.current_lines(
-        source('parsed', 'silver_visits_parsed'), source('bronze', 'bronze_visits_files')
+        landed('parsed', 'silver_visits_parsed'), landed('bronze', 'bronze_visits_files')
     ) }}
 )
 

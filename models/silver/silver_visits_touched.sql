@@ -9,8 +9,8 @@ with landed_again as (
         later.file_path,
         later.load_id,
         later.ingested_at
-    from {{ source('bronze', 'bronze_visits_files') }} as later
-    left semi join {{ source('bronze', 'bronze_visits_files') }} as earlier
+    from {{ landed('bronze', 'bronze_visits_files') }} as later
+    left semi join {{ landed('bronze', 'bronze_visits_files') }} as earlier
         on later.file_path = earlier.file_path
         and later.load_id > earlier.load_id
 )
@@ -21,7 +21,7 @@ select
     event_date,
     date as landing_date,
     ingested_at as last_ingested_at
-from {{ source('parsed', 'silver_visits_parsed') }}
+from {{ landed('parsed', 'silver_visits_parsed') }}
 
 union all
 
@@ -31,7 +31,7 @@ select
     parsed.event_date,
     parsed.date as landing_date,
     landed_again.ingested_at as last_ingested_at
-from {{ source('parsed', 'silver_visits_parsed') }} as parsed
+from {{ landed('parsed', 'silver_visits_parsed') }} as parsed
 inner join landed_again
     on parsed.file_path = landed_again.file_path
     and parsed.load_id < landed_again.load_id

@@ -257,7 +257,8 @@ class BatchWriter(BatchFunction):
             raise DataRefused(
                 f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}: "
                 f"{share:.1%} of the latest records, {params.max_bad_share:.1%} allowed; "
-                "nothing of it was published"
+                "nothing of it was published; to go on, let it pass once with a higher --max_bad_share, "
+                "which makes its bad records dead letters"
             )
 
 

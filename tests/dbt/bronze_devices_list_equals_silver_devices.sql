@@ -1,10 +1,11 @@
 -- Fails with each device in which the full list and the increments' current state differ: a lost or late increment.
+-- Without one of the two feeds there is nothing to compare.
 with listed as (
     select
         type,
         version,
         full_name
-    from {{ source('bronze', 'bronze_devices_list') }}
+    from {{ landed('bronze', 'bronze_devices_list') }}
 ),
 
 merged as (
@@ -26,3 +27,5 @@ full outer join merged
     and listed.version = merged.version
 where
     not listed.full_name <=> merged.full_name
+    and exists (select type from listed)
+    and exists (select type from merged)

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from case_study.main_job import REPORT, main_job
-from case_study.sources import change_users, played_sources, produce_visits
+from case_study.sources import change_users, played_sources, produce_visits, user_changes
 from services.kafka import running_broker
 from services.postgres import running_postgres
 from tests.support.lakehouse import Lakehouse
@@ -23,7 +23,7 @@ def test_visits_from_kafka_and_users_from_postgresql_end_in_the_same_tables(
     monkeypatch.setenv("LAKEHOUSE_SOURCE", "kafka")
     lakehouse = Lakehouse(tmp_path / "lakehouse", spark, generated)
     services = tmp_path / "services"
-    with played_sources(generated, FEEDS, services) as bootstrap_servers:
+    with played_sources(spark, generated, FEEDS, services) as bootstrap_servers:
         steps = main_job(str(lakehouse.root), generated, FEEDS, bootstrap_servers=bootstrap_servers)
         assert [step.name for step in steps] == [
             "load visits", "load user_changes", "hours of visits", "dead-letter visits", "dbt build", REPORT
@@ -51,11 +51,11 @@ def test_visits_from_kafka_and_users_from_postgresql_end_in_the_same_tables(
             users = connection.execute(
                 f"select {', '.join(USER)} from users where not is_deactivated"
             ).fetchall()
-        assert change_users(database, generated) == 0
+        assert change_users(database, user_changes(spark, generated)) == 0
     assert len(users) > 20
     assert_rows(lakehouse.table("silver_users").where("not is_deleted").select(*USER), users)
     current = lakehouse.table("gold_users_history").where("is_current")
     assert_rows(current.select(*USER), users)
     assert lakehouse.table("silver_users_records_dead_letter").count() == 0
     with running_broker(services / "kafka") as broker:
-        assert produce_visits(broker, generated, services / "sent") == 0
+        assert produce_visits(spark, broker, generated, services / "sent") == 0

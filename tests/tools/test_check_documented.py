@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from tools.check_documented import undocumented_macros, undocumented_models, undocumented_python
+from tools.check_documented import (
+    undocumented_macros,
+    undocumented_models,
+    undocumented_python,
+    unproved_grains,
+    untagged_columns,
+)
 
 MACROS = """
 {# {% macro in_a_comment() %}{% endmacro %} #}
@@ -149,3 +155,49 @@ def test_documented_python_passes(tmp_path: Path) -> None:
 )
 def test_each_missing_docstring_is_found(tmp_path: Path, docstring: str, finding: str) -> None:
     assert finding in python_findings(tmp_path, PYTHON.replace(docstring, "0"))
+
+
+GRAINS = """
+models:
+  - name: gold_users
+    description: >-
+      Users of any
+      date. One row per id, record.offset and day.
+    data_tests:
+      - other
+      - one_row_per:
+          arguments: {columns: [id, record.offset, day]}
+    columns:
+      - {name: email, data_type: string, description: Address., config: {tags: [pii]}}
+  - name: silver_lines
+    description: Lines. One row per valid line; no key.
+    columns:
+      - {name: page, data_type: string, description: Page.}
+"""
+
+
+@pytest.mark.parametrize(
+    ("in_yaml", "instead", "finding"),
+    [
+        ("", "", None),
+        ("One row per id, record.offset and day.", "All of them.", "'gold_users': its description must end"),
+        (
+            "One row per id,",
+            "One row per user, id,",
+            "'gold_users': its grain is ['user', 'id', 'record.offset'",
+        ),
+        ("[id, record.offset, day]", "[id, day]", "its test one_row_per has [['id', 'day']]"),
+        ("- one_row_per:", "- no_row_per:", "its test one_row_per has []"),
+        ("; no key", "", "'silver_lines': its grain is ['valid line'], its test one_row_per has []"),
+        (", config: {tags: [pii]}", "", "'gold_users': column 'email' holds personal data"),
+        ("name: page,", "name: payload,", "'silver_lines': column 'payload' holds personal data"),
+    ],
+)
+def test_a_grain_is_stated_and_proved_and_personal_data_are_tagged(
+    tmp_path: Path, in_yaml: str, instead: str, finding: str | None
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "models.yml").write_text(GRAINS.replace(in_yaml, instead) if in_yaml else GRAINS)
+    found = [*unproved_grains(tmp_path), *untagged_columns(tmp_path)]
+    assert len(found) == (finding is not None)
+    assert finding is None or finding in found[0]

@@ -1,29 +1,44 @@
-"""`make` refuses a variable that it does not know."""
+"""`make` refuses a variable that it does not know, and hands the others on as they are."""
+
+from __future__ import annotations
 
 import subprocess
+from pathlib import Path
+
+import pytest
 
 from tools.findings import ROOT
 
 
-def make(*arguments: str) -> tuple[int, str]:
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return a folder whose activate script prints what `python` would get."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text("""python() { printf '<%s>' "$@"; }\n""")
+    return tmp_path
+
+
+def make(checkout: Path, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        ["make", "--dry-run", *arguments],
-        cwd=ROOT,
+        ["make", "--file", str(ROOT / "Makefile"), "PYTHON=true", *arguments],
+        cwd=checkout,
         text=True,
         check=False,
-        stdout=-1,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     return done.returncode, done.stdout
 
 
-def test_a_misspelt_variable_is_one_sentence() -> None:
-    code, output = make("help", "INPTU=landing")
+def test_a_misspelt_variable_is_one_sentence(checkout: Path) -> None:
+    code, output = make(checkout, "help", "INPTU=landing")
     assert code == 2
     assert "There is no variable INPTU: the variables are INPUT VISITS SOURCE SAMPLE PYTHON." in output
+    assert output.count("\n") == 1
 
 
-def test_a_known_variable_is_taken() -> None:
-    code, output = make("demo", "INPUT=landing", "PYTHON=python3")
-    assert code == 0
-    assert "--input landing" in output
+@pytest.mark.parametrize("folder", ["landing", "/data/my landing", "/data/it's [1],{2}"])
+def test_a_known_variable_is_taken(checkout: Path, folder: str) -> None:
+    expected = f"<-m><case_study.demo><--input><{folder}><--visits><10>"
+    assert make(checkout, "demo", f"INPUT={folder}", "VISITS=10") == (0, expected)
+    assert make(checkout, "demo", "SOURCE=kafka") == (0, "<-m><case_study.demo><--source><kafka>")

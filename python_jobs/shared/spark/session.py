@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+
+from python_jobs.shared.core.failures import WrongUse
+
+# They print each exception as JSON, also one that the caller handles; what nobody handles is shown anyway.
+_LOGGERS_OF_EXCEPTIONS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def spark_session(app_name: str) -> SparkSession:
     """Return the session that spark-submit started, or start one from SPARK_CONF_DIR.
 
     Raises:
-        RuntimeError: Delta Lake is not configured, which would only show at the first write otherwise.
+        WrongUse: Delta Lake is not configured, which would only show at the first write otherwise.
     """
+    for name in _LOGGERS_OF_EXCEPTIONS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     spark = SparkSession.builder.appName(app_name).getOrCreate()
     if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        raise RuntimeError(
+        raise WrongUse(
             "Spark started without Delta Lake: run `source .venv/bin/activate` first, "
-            "or pass the settings of conf/spark-defaults.conf to spark-submit."
+            "or pass the settings of conf/spark-defaults.conf to spark-submit"
         )
     return spark
 

@@ -652,6 +652,7 @@ def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
                     "snapshots": [
                         snapshot("by_time", strategy=timestamp),
                         snapshot("by_value", strategy=check, check_cols=["plan"]),
+                        snapshot("by_time_and_value", strategy=timestamp, check_cols=["plan"]),
                         snapshot("keeps_deleted", strategy=timestamp, hard_deletes="ignore"),
                         snapshot("adds_deleted", strategy=check, check_cols="all", hard_deletes="new_record"),
                         snapshot("by_clock", strategy=check, check_cols="all", updated_at=None),
@@ -673,12 +674,13 @@ def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
     )
     assert "a snapshot needs updated_at, the source's time of the change" in errors
     assert "strategy lakehouse_patterns.check needs check_cols" in errors
-    assert [n for n, status in project.statuses().items() if status == "success"] == ["by_time", "by_value"]
+    names = ["by_time", "by_time_and_value", "by_value"]
+    assert sorted(n for n, status in project.statuses().items() if status == "success") == names
 
-    guarded = ("--select", "by_time", "by_value")
+    guarded = ("--select", *names)
     extract((None, "basic", day(2)), ("u1", "premium", day(3)))
     errors = project.fails("snapshot", *guarded)
-    assert errors.count("a row of the snapshot has NULL in its unique_key or updated_at") == 2
+    assert errors.count("a row of the snapshot has NULL in its unique_key or updated_at") == 3
     extract(("u1", "premium", None))
     assert "a row of the snapshot has NULL in its unique_key or updated_at" in project.fails(
         "snapshot", *guarded
@@ -686,7 +688,7 @@ def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
 
     extract(("u1", "premium", day(3)), ("u2", "basic", day(4)))
     project.run("snapshot", *guarded)
-    for name in ("by_time", "by_value"):
+    for name in names:
         versions = project.table(name)
         assert_rows(
             versions.where("id <> 'u3'").select("id", "plan", "dbt_valid_from", "dbt_valid_to"),
@@ -698,6 +700,18 @@ def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
             ],
         )
         assert versions.where("id = 'u3' and dbt_valid_to is not null").count() == 1
+
+    # A later extract: u1 as before, u2 changed, each with a newer time.
+    extract(("u1", "premium", day(6)), ("u2", "trial", day(6)))
+    project.run("snapshot", "--select", "by_time", "by_time_and_value")
+    newer = {
+        name: [
+            (row.id, row.plan)
+            for row in project.table(name).where("dbt_valid_from = '2026-01-06'").orderBy("id").collect()
+        ]
+        for name in ("by_time", "by_time_and_value")
+    }
+    assert newer == {"by_time": [("u1", "premium"), ("u2", "trial")], "by_time_and_value": [("u2", "trial")]}
 
 
 # ----------------------------------------------------------------------------
