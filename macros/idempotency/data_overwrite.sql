@@ -10,38 +10,32 @@
 
 {% materialization data_overwrite, adapter='spark', supported_languages=['sql'] %}
     {%- set where = lakehouse_patterns.overwritten() -%}
-    {%- set existing_relation = load_relation(this) -%}
-    {%- do lakehouse_patterns.require(
-        config.get('file_format') == 'delta',
-        "materialized='data_overwrite' needs file_format='delta', got '" ~ config.get('file_format') ~ "'"
-    ) -%}
-    {%- do lakehouse_patterns.require(
-        existing_relation is none or existing_relation.is_delta,
-        this ~ ' is there and no Delta table: rename or drop it'
-    ) -%}
+    {%- set context = lakehouse_patterns.start_materialization('data_overwrite') -%}
     {%- do lakehouse_patterns.refuse_full_refresh('data_overwrite') -%}
     {{ run_hooks(pre_hooks) }}
 
-    {%- set batch = lakehouse_patterns.batch_view(this) -%}
-    {%- call statement('create_batch_view') -%}
-        {{ create_temporary_view(batch, compiled_code) }}
-    {%- endcall -%}
-    {%- set columns = adapter.get_columns_in_relation(batch) -%}
-    {%- if existing_relation is none -%}
+    {%- do lakehouse_patterns.stage_batch(context, compiled_code) -%}
+    {%- if context.existing is none -%}
         {#- Only a replacement checks that the rows match. -#}
         {%- call statement('create_table') -%}
-            {{ create_table_as(false, this, 'select * from ' ~ batch ~ ' where false') }}
+            {{ create_table_as(false, this, 'select * from ' ~ context.batch ~ ' where false') }}
         {%- endcall -%}
-    {%- else -%}
-        {%- set columns = adapter.get_columns_in_relation(this) -%}
-        {%- do lakehouse_patterns.require_same_columns(this, columns, adapter.get_columns_in_relation(batch)) -%}
+        {%- do persist_constraints(this, model) -%}
     {%- endif -%}
-    {%- call statement('main') -%}
-        {{ lakehouse_patterns._data_overwrite_sql(this, where, columns | map(attribute='name') | list, batch) }}
-    {%- endcall -%}
+    {%- if context.is_empty -%}
+        {%- do lakehouse_patterns.publish_nothing(context) -%}
+    {%- else -%}
+        {%- set stored = lakehouse_patterns.follow_schema(
+            this, lakehouse_patterns.column_types(this), context.types
+        ) -%}
+        {%- call statement('main') -%}
+            {{ lakehouse_patterns._data_overwrite_sql(
+                this, where, lakehouse_patterns.selected_as_stored(stored, context.types), context.batch
+            ) }}
+        {%- endcall -%}
+    {%- endif -%}
 
-    {%- do apply_grants(this, config.get('grants'), should_revoke(existing_relation, false)) -%}
-    {%- do persist_docs(this, model) -%}
+    {%- do lakehouse_patterns.finish_materialization(context) -%}
     {{ run_hooks(post_hooks) }}
     {{ return({'relations': [this]}) }}
 {% endmaterialization %}
@@ -61,7 +55,7 @@
 
 
 {% macro _data_overwrite_where(options) %}
-    {%- do lakehouse_patterns.require_known_keys('data_overwrite', options, ['where']) -%}
+    {%- do lakehouse_patterns.require_pattern_options('data_overwrite', options) -%}
     {%- do lakehouse_patterns.require(
         options.where is string and options.where | trim,
         "data_overwrite needs where, such as \"event_date = date'{logical_date}'\", got '" ~ options.where ~ "'"
@@ -73,9 +67,9 @@
 {% endmacro %}
 
 
-{% macro _data_overwrite_sql(relation, where, columns, batch) %}
+{% macro _data_overwrite_sql(relation, where, selected, batch) %}
 insert into {{ relation }}
 replace where {{ where }}
-select {{ lakehouse_patterns.quoted_names(columns) | join(', ') }}
+select {{ selected | join(', ') }}
 from {{ batch }}
 {%- endmacro %}

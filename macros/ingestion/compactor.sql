@@ -98,13 +98,13 @@
     {#- Name to relation and options, for each model of mode daily. -#}
     {%- set policies = {} -%}
     {%- for node in graph.nodes.values() if node.resource_type in ('model', 'snapshot') -%}
-        {%- set options = ((node.config.get('meta') or {}).get('lakehouse_patterns') or {}).get('compactor') -%}
+        {%- set options = lakehouse_patterns.options_of(node, 'compactor') -%}
         {%- if options is not none -%}
             {%- do lakehouse_patterns._compactor_require_options(node.name, options) -%}
             {%- if options.mode == 'daily' -%}
                 {%- do policies.update({node.name: {
                     'options': options,
-                    'relation': api.Relation.create(schema=node.schema, identifier=node.alias)
+                    'relation': lakehouse_patterns.relation_of(node)
                 }}) -%}
             {%- endif -%}
         {%- endif -%}
@@ -113,15 +113,15 @@
 {% endmacro %}
 
 {% macro _compactor_require_options(name, options) %}
-    {%- do lakehouse_patterns.require_known_keys(
-        'meta.lakehouse_patterns.compactor of ' ~ name, options, ['mode', 'min_files', 'small_file_mb', 'where']
+    {%- do lakehouse_patterns.require_pattern_options(
+        'compactor', options, what='meta.lakehouse_patterns.compactor of ' ~ name
     ) -%}
     {%- do lakehouse_patterns.require_one_of('mode', options.mode, ['daily', 'inline']) -%}
 {% endmacro %}
 
 {% macro _compactor_if_worth_it(relation, options) %}
     {#- The OPTIMIZE statement, or nothing. -#}
-    {%- set detail = run_query('describe detail ' ~ relation).rows[0] -%}
+    {%- set detail = lakehouse_patterns.table_detail(relation) -%}
     {%- set small_bytes = options.get('small_file_mb', 32) * 1024 * 1024 -%}
     {%- if detail['numFiles'] >= options.get('min_files', 4)
         and detail['sizeInBytes'] < detail['numFiles'] * small_bytes -%}

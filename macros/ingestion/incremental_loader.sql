@@ -29,8 +29,8 @@
 ) %}
     {%- set options = lakehouse_patterns._incremental_loader_options() -%}
     {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
-    {%- set window_from = window_from or var('window_from', none) or options.window_from -%}
-    {%- set window_to = window_to or var('window_to', none) or options.window_to -%}
+    {%- set window_from = window_from or var('lakehouse_patterns_window_from', none) or options.window_from -%}
+    {%- set window_to = window_to or var('lakehouse_patterns_window_to', none) or options.window_to -%}
     {%- set overlap = overlap or options.overlap -%}
     {%- set bootstrap_from = bootstrap_from or options.bootstrap_from -%}
     {%- do lakehouse_patterns.require(
@@ -155,10 +155,7 @@ inner join current_loads
 {% macro _incremental_loader_options() %}
     {#- While dbt parses, a model's own config isn't known yet; outside a model there is none. -#}
     {%- set options = (lakehouse_patterns.options('incremental_loader') if this is defined else none) or {} -%}
-    {%- do lakehouse_patterns.require_known_keys(
-        'incremental_loader', options,
-        ['column', 'window_from', 'window_to', 'overlap', 'bootstrap_from', 'watermark_column']
-    ) -%}
+    {%- do lakehouse_patterns.require_pattern_options('incremental_loader', options) -%}
     {{ return(options) }}
 {% endmacro %}
 
@@ -201,9 +198,8 @@ inner join current_loads
 {% endmacro %}
 
 {% macro _own_watermark() %}
-    {#- Spark answers an absent property with a sentence in place of its value. -#}
-    {%- set value = run_query('show tblproperties ' ~ this ~ " ('lakehouse_patterns.watermark')").rows[0][1] -%}
-    {{ return(lakehouse_patterns._moment('watermark', value) if value[:1].isdigit() else none) }}
+    {%- set value = lakehouse_patterns.table_property(this, 'lakehouse_patterns.watermark') -%}
+    {{ return(lakehouse_patterns._moment('watermark', value) if value else none) }}
 {% endmacro %}
 
 {% macro _watermark_mark() %}

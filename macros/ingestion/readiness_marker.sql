@@ -95,9 +95,8 @@
 {% macro _readiness_versions(nodes) %}
     {%- set versions = {} -%}
     {%- for node in nodes | sort(attribute='name') -%}
-        {%- set relation = api.Relation.create(schema=node.schema, identifier=node.alias) -%}
         {%- do versions.update(
-            {node.alias: run_query('describe history ' ~ relation ~ ' limit 1').rows[0]['version']}
+            {node.alias: lakehouse_patterns.latest_version(lakehouse_patterns.relation_of(node))}
         ) -%}
     {%- endfor -%}
     {{ return(versions) }}

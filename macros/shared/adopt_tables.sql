@@ -24,7 +24,8 @@
         {%- endfor -%}
         {%- for location, relation in unknown.items() if location.split(':')[-1].lstrip('/') in found -%}
             {%- do run_query(
-                'create table if not exists ' ~ relation ~ " using delta location '" ~ location ~ "'"
+                'create table if not exists ' ~ relation ~ ' using delta location '
+                ~ lakehouse_patterns.text_literal(location)
             ) -%}
             {#- dbt filled its cache before this hook ran. -#}
             {%- do adapter.cache_added(relation) -%}
@@ -49,11 +50,11 @@
     {%- for node in graph.nodes.values() | list + graph.sources.values() | list -%}
         {%- set location = lakehouse_patterns.table_location(node) -%}
         {%- if location -%}
-            {%- set known = adapter.get_relation(none, node.schema, node.alias or node.identifier) -%}
+            {%- set known = lakehouse_patterns.existing_of(node) -%}
             {%- if known is none -%}
-                {%- do tables.update({location: api.Relation.create(
-                    schema=node.schema, identifier=node.alias or node.identifier, type='table', is_delta=true
-                )}) -%}
+                {%- do tables.update({
+                    location: lakehouse_patterns.relation_of(node, 'table').incorporate(is_delta=true)
+                }) -%}
             {%- endif -%}
         {%- endif -%}
     {%- endfor -%}

@@ -32,17 +32,3 @@
         {{ return(value | list) }}
     {%- endif -%}
 {% endmacro %}
-
-{% macro options(pattern) %}
-    {#- What a model says of one pattern under `meta.lakehouse_patterns.<pattern>`; none when it says nothing. -#}
-    {%- set meta = config.get('meta', {}) or {} -%}
-    {{ return((meta.get('lakehouse_patterns', {}) or {}).get(pattern)) }}
-{% endmacro %}
-
-{% macro quoted_names(names, alias=none) %}
-    {%- set quoted = [] -%}
-    {%- for name in names -%}
-        {%- do quoted.append((alias ~ '.' if alias else '') ~ adapter.quote(name)) -%}
-    {%- endfor -%}
-    {{ return(quoted) }}
-{% endmacro %}

@@ -23,7 +23,10 @@
 {% macro null_columns(rules, alias) %}
     {%- set names = [] -%}
     {%- for name in lakehouse_patterns.required_columns(rules) -%}
-        {%- do names.append("case when " ~ alias ~ "." ~ adapter.quote(name) ~ " is null then '" ~ name ~ "' end") -%}
+        {%- do names.append(
+            'case when ' ~ lakehouse_patterns.quoted_name(name, alias) ~ ' is null then '
+            ~ lakehouse_patterns.text_literal(name) ~ ' end'
+        ) -%}
     {%- endfor -%}
     {{ return("concat_ws(', ', " ~ (names | join(', ')) ~ ")") }}
 {% endmacro %}
@@ -35,9 +38,11 @@
         'quarantine': 'it came while others were being quarantined, run the model again'
     } -%}
     raise_error(concat(
-        'lakehouse_patterns: the batch of {{ rules.relation }} has a {{ what }} with NULL in ',
+        {{ lakehouse_patterns.text_literal(
+            'lakehouse_patterns: the batch of ' ~ rules.relation ~ ' has a ' ~ what ~ ' with NULL in '
+        ) }},
         {{ lakehouse_patterns.null_columns(rules, alias) }},
-        '; {{ advice[rules.on_null_key] }}'
+        {{ lakehouse_patterns.text_literal('; ' ~ advice[rules.on_null_key]) }}
     ))
 {%- endmacro %}
 
@@ -50,7 +55,7 @@
     (
         select
             {%- for name, type in rules.types.items() %}
-            {%- set quoted = adapter.quote(name) %}
+            {%- set quoted = lakehouse_patterns.quoted_name(name) %}
             {% if name == rules.is_deleted -%}
                 coalesce({{ quoted }}, false) as {{ quoted }}
             {%- elif type == 'string' and name in rules.partitions -%}
@@ -75,7 +80,7 @@
 
 
 {% macro quarantine_table(rules) %}
-    {{ return(rules.relation.incorporate(path={'identifier': rules.relation.identifier ~ '__quarantine'})) }}
+    {{ return(lakehouse_patterns.relation_beside(rules.relation, '__quarantine')) }}
 {% endmacro %}
 
 
@@ -109,7 +114,7 @@ left anti join {{ lakehouse_patterns.quarantine_table(rules) }} as quarantine
             )
             using delta
             {%- if config.get('location_root') %}
-            location '{{ config.get('location_root') }}/{{ table.identifier }}'
+            location {{ lakehouse_patterns.text_literal(config.get('location_root') ~ '/' ~ table.identifier) }}
             {%- endif %}
         {%- endcall -%}
         {%- call statement('quarantine') -%}
@@ -121,7 +126,7 @@ left anti join {{ lakehouse_patterns.quarantine_table(rules) }} as quarantine
                     'NULL_KEY' as error_class,
                     error_message,
                     count(*) as copies,
-                    timestamp'{{ run_started_at.isoformat() }}' as quarantined_at
+                    {{ lakehouse_patterns.timestamp_literal(run_started_at) }} as quarantined_at
                 from (
                     select
                         {{ lakehouse_patterns.row_payload(rules, 'batch') }} as payload,

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.spark.macro_sql import Macros
 
-_FILES = ("idempotency/surrogate_key.sql", "shared/arguments.sql")
+_FILES = ("idempotency/surrogate_key.sql", "shared/arguments.sql", "shared/literals.sql")
 
 
 def surrogate_key(

@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -23,7 +22,20 @@ from python_jobs.shared.core.failures import DataRefused
 from python_jobs.shared.delta.tables import partition_columns, read_table, sql_name
 from python_jobs.shared.spark.macro_sql import Macros
 
-_FILES = ("idempotency/merger.sql", "shared/incomplete_rows.sql", "shared/arguments.sql")
+_FILES = (
+    *(f"idempotency/merger/{part}.sql" for part in ("options", "pruning", "batch", "merge")),
+    *(
+        f"shared/{part}.sql"
+        for part in (
+            "arguments",
+            "columns",
+            "incomplete_rows",
+            "literals",
+            "pattern_options",
+            "schema_changes",
+        )
+    ),
+)
 _REFUSED = re.compile(r"lakehouse_patterns: ([^;\n]+)")
 
 
@@ -56,8 +68,8 @@ def merge(spark: SparkSession, rows: DataFrame, target: str, rules: MergeRules) 
     table, view = sql_name(target), f"merger_{uuid.uuid4().hex}"
     configuration = {"unique_key": rules.key, "partition_by": partition_columns(spark, target)}
     macros = Macros(spark, _FILES, configuration)
-    merger = macros.call("_merger", rules.options, table, _columns(rows))
-    columns = macros.call("_merger_written_columns", merger, table, _columns(read_table(spark, target)))
+    merger = macros.call("_merger", rules.options, table, dict(rows.dtypes))
+    columns = macros.call("_merger_written_columns", merger, table, dict(read_table(spark, target).dtypes))
     rows.createOrReplaceTempView(view)
     try:
         looked_up: Mapping[str, Any] = macros.call("_merger_look_up", merger, view, table)
@@ -69,8 +81,3 @@ def merge(spark: SparkSession, rows: DataFrame, target: str, rules: MergeRules) 
         raise DataRefused(f"{refused[1]}; the table stays as it is") from None
     finally:
         spark.catalog.dropTempView(view)
-
-
-def _columns(rows: DataFrame) -> list[SimpleNamespace]:
-    """Return names and types as dbt's adapter describes a relation's columns."""
-    return [SimpleNamespace(name=name, dtype=dtype) for name, dtype in rows.dtypes]

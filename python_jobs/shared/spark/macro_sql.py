@@ -3,7 +3,7 @@
 dbt renders macros with Jinja and hands them an adapter, a model's configuration and a connection. A job has Spark for
 all of that::
 
-    macros = Macros(spark, ["idempotency/merger.sql", "shared/incomplete_rows.sql", …], {"unique_key": ["id"]})
+    macros = Macros(spark, ["idempotency/merger/merge.sql", "shared/literals.sql", …], {"unique_key": ["id"]})
     spark.sql(macros.call("_merger_latest", merger, "changes"))
 
 Only macros that render SQL or return values can be called so; those that run statements need dbt.
@@ -46,8 +46,6 @@ class Macros:
             "config": configuration or {},
             "exceptions": SimpleNamespace(raise_compiler_error=_refuse),
             "run_query": lambda query: SimpleNamespace(rows=spark.sql(query).collect()),
-            # dbt's own, for a model that names neither columns to update nor columns to leave out.
-            "get_merge_update_columns": lambda update, exclude, columns: None,
         }
         self._macros: dict[str, Any] = {}
         for file in files:

@@ -130,7 +130,7 @@ def test_the_statement_replaces_alike_in_both_ansi_modes(
         "_data_overwrite_sql",
         relation=f"delta.`{table_path}`",
         where="day = '2024-09-22'",
-        columns=["id", "day"],
+        selected=["id", "day"],
         batch="new_devices",
     )
     for _ in range(2):

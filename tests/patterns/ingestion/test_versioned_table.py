@@ -132,8 +132,8 @@ def test_wrong_options_are_refused(render: Any, options: dict[str, Any], sentenc
 def test_a_version_is_a_day(render: Any) -> None:
     for wrong in ("", "today", "2024-13-01", "20240101"):
         with pytest.raises(Exception, match="must be a day such as 2024-01-01"):
-            render("_full_loader_date", text=wrong)
-    assert render("_full_loader_date", text="2024-01-01") == "2024-01-01"
+            render("require_date", text=wrong)
+    assert render("require_date", text="2024-01-01") == "2024-01-01"
 
 
 def test_the_checks_count_alike_in_both_ansi_modes(render: Any, ansi_modes: str, spark: SparkSession) -> None:

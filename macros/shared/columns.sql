@@ -1,0 +1,98 @@
+{#-
+    The columns of a relation as a mapping from name to data type, in order. Spark finds a column whatever the case of
+    its letters, and so does `column_name`; what goes into SQL is the name as the relation spells it.
+-#}
+
+{% macro types_of(columns) %}
+    {#- Of columns as dbt's adapter describes them. -#}
+    {%- set types = {} -%}
+    {%- for column in columns -%}
+        {%- do types.update({column.name: column.dtype}) -%}
+    {%- endfor -%}
+    {{ return(types) }}
+{% endmacro %}
+
+
+{% macro column_types(relation) %}
+    {#- `describe` cuts a struct of more than 25 fields short; the whole type costs a second statement. -#}
+    {%- set relation = lakehouse_patterns.unlimited(relation) -%}
+    {%- set types = lakehouse_patterns.types_of(adapter.get_columns_in_relation(relation)) -%}
+    {%- set cut = [] -%}
+    {%- for name, type in types.items() if ' more fields' in type -%}
+        {%- do cut.append(name) -%}
+    {%- endfor -%}
+    {%- if cut -%}
+        {%- set row = run_query(lakehouse_patterns.whole_types_sql(relation, cut)).rows[0] -%}
+        {%- for name in cut -%}
+            {%- do types.update({name: row[loop.index0]}) -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ return(types) }}
+{% endmacro %}
+
+
+{% macro whole_types_sql(relation, names) %}
+    {#- One row, although no row is read. -#}
+    select
+        {%- for name in lakehouse_patterns.quoted_names(names) %}
+        typeof(any_value({{ name }})) as type_{{ loop.index }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    from {{ relation }}
+    where false
+{% endmacro %}
+
+
+{% macro column_name(types, name) %}
+    {#- As the relation spells it, or none. -#}
+    {%- for known in types if known | lower == name | string | lower -%}
+        {{ return(known) }}
+    {%- endfor -%}
+    {{ return(none) }}
+{% endmacro %}
+
+
+{% macro spelled_names(types, names) %}
+    {#- Names as the relation spells them; one that it lacks stays as it is. -#}
+    {%- set spelled = [] -%}
+    {%- for name in names -%}
+        {%- set known = lakehouse_patterns.column_name(types, name) -%}
+        {%- do spelled.append(name if known is none else known) -%}
+    {%- endfor -%}
+    {{ return(spelled) }}
+{% endmacro %}
+
+
+{% macro require_columns(types, names) %}
+    {%- for name in names -%}
+        {%- do lakehouse_patterns.require(
+            name in types, "the model has no column '" ~ name ~ "'; it has: " ~ (types | join(', '))
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro require_boolean(types, option, name) %}
+    {%- do lakehouse_patterns.require(
+        types[name] == 'boolean', option ~ " must be a boolean, '" ~ name ~ "' is a " ~ types[name]
+    ) -%}
+{% endmacro %}
+
+
+{% macro names_without_case(names, without) %}
+    {#- The names that are not among others, whatever the case of their letters. -#}
+    {%- set lowered, kept = without | map('lower') | list, [] -%}
+    {%- for name in names if name | lower not in lowered -%}
+        {%- do kept.append(name) -%}
+    {%- endfor -%}
+    {{ return(kept) }}
+{% endmacro %}
+
+
+{% macro no_rows_sql(types) %}
+    {#- Columns of these types and no row. -#}
+    select
+        {%- for name, type in types.items() %}
+        cast(null as {{ type }}) as {{ lakehouse_patterns.quoted_name(name) }}{{ ',' if not loop.last }}
+        {%- endfor %}
+    where false
+{% endmacro %}

@@ -1,0 +1,41 @@
+{#-
+    Values and names as SQL. Every macro that pastes a text or a name into SQL takes it from here, so that an apostrophe,
+    a backslash, a space, a reserved word or a backtick is never read as SQL.
+-#}
+
+{% macro text_literal(value) %}
+    {{ return("'" ~ (value | string | replace('\\', '\\\\') | replace("'", "\\'")) ~ "'") }}
+{% endmacro %}
+
+
+{% macro text_literals(values) %}
+    {%- set literals = [] -%}
+    {%- for value in values -%}
+        {%- do literals.append(lakehouse_patterns.text_literal(value)) -%}
+    {%- endfor -%}
+    {{ return(literals | join(', ')) }}
+{% endmacro %}
+
+
+{% macro typed_literal(value, type) %}
+    {{ return('cast(' ~ lakehouse_patterns.text_literal(value) ~ ' as ' ~ type ~ ')') }}
+{% endmacro %}
+
+
+{% macro timestamp_literal(moment) %}
+    {{ return("timestamp'" ~ moment.isoformat() ~ "'") }}
+{% endmacro %}
+
+
+{% macro quoted_name(name, alias=none) %}
+    {{ return((alias ~ '.' if alias else '') ~ '`' ~ (name | string | replace('`', '``')) ~ '`') }}
+{% endmacro %}
+
+
+{% macro quoted_names(names, alias=none) %}
+    {%- set quoted = [] -%}
+    {%- for name in names -%}
+        {%- do quoted.append(lakehouse_patterns.quoted_name(name, alias)) -%}
+    {%- endfor -%}
+    {{ return(quoted) }}
+{% endmacro %}

@@ -1,0 +1,98 @@
+{#-
+    What a run does when the model's columns and the table's differ: one policy for every materialization that writes a
+    part of a table. `on_schema_change` has the meaning that dbt gives it:
+
+    ignore (dbt's default): the columns must be those of the table
+    fail: the same
+    append_new_columns: new columns are added to the table, and one that the model no longer selects is NULL in new rows
+
+    `sync_all_columns` drops columns, which no materialization of ours does. A type never changes.
+-#}
+
+{% macro follow_schema(relation, stored, given, allowed=['ignore', 'fail', 'append_new_columns']) %}
+    {#-
+        Compares and, as the model's `on_schema_change` says, adds. Maps of names to types come in; the table's
+        columns and types, the new ones among them, come back.
+    -#}
+    {%- set mode = config.get('on_schema_change') or 'ignore' -%}
+    {%- do lakehouse_patterns.require_one_of(
+        "on_schema_change of materialized='" ~ config.get('materialized') ~ "'", mode, allowed
+    ) -%}
+    {%- set differences = lakehouse_patterns.schema_differences(stored, given) -%}
+    {%- if mode != 'append_new_columns' -%}
+        {%- do lakehouse_patterns.require_no_differences(relation, differences.all) -%}
+        {{ return(stored) }}
+    {%- endif -%}
+    {%- do lakehouse_patterns.require_no_differences(relation, differences.changed) -%}
+    {{ return(lakehouse_patterns.add_columns(relation, stored, differences.added)) }}
+{% endmacro %}
+
+
+{% macro schema_differences(stored, given) %}
+    {#-
+        added: {name: type}; absent: names; changed and all: what differs, in words. Names are compared whatever the case
+        of their letters.
+    -#}
+    {%- set absent, added, changed, all = [], {}, [], [] -%}
+    {%- for name, type in stored.items() -%}
+        {%- set own = lakehouse_patterns.column_name(given, name) -%}
+        {%- if own is none -%}
+            {%- do absent.append(name) -%}
+            {%- do all.append('no column ' ~ name) -%}
+        {%- elif given[own] != type -%}
+            {%- do changed.append(name ~ ' as ' ~ given[own] ~ ' in place of ' ~ type) -%}
+            {%- do all.append(changed[-1]) -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {%- for name in lakehouse_patterns.names_without_case(given, stored) -%}
+        {%- do added.update({name: given[name]}) -%}
+        {%- do all.append(name ~ ', which the table lacks') -%}
+    {%- endfor -%}
+    {{ return({'absent': absent, 'added': added, 'changed': changed, 'all': all}) }}
+{% endmacro %}
+
+
+{% macro require_no_differences(relation, faults) %}
+    {%- do lakehouse_patterns.require(
+        not faults,
+        'the rows for ' ~ relation ~ ' have ' ~ (faults | join(', '))
+        ~ "; select the table's columns, or alter the table first"
+    ) -%}
+{% endmacro %}
+
+
+{% macro require_same_columns(relation, stored, given) %}
+    {#- Of columns as dbt's adapter describes them. -#}
+    {%- do lakehouse_patterns.require_no_differences(relation, lakehouse_patterns.schema_differences(
+        lakehouse_patterns.types_of(stored), lakehouse_patterns.types_of(given)
+    ).all) -%}
+{% endmacro %}
+
+
+{% macro add_columns(relation, stored, added) %}
+    {#- Adds columns to a table and returns all that it has then. -#}
+    {%- set types, definitions = {}, [] -%}
+    {%- do types.update(stored) -%}
+    {%- for name, type in added.items() -%}
+        {%- do types.update({name: type}) -%}
+        {%- do definitions.append(lakehouse_patterns.quoted_name(name) ~ ' ' ~ type) -%}
+    {%- endfor -%}
+    {%- if definitions -%}
+        {%- do run_query('alter table ' ~ relation ~ ' add columns (' ~ (definitions | join(', ')) ~ ')') -%}
+    {%- endif -%}
+    {{ return(types) }}
+{% endmacro %}
+
+
+{% macro selected_as_stored(stored, given) %}
+    {#- The table's columns in its order, as a select list over the model's rows: NULL for what the model lacks. -#}
+    {%- set selected = [] -%}
+    {%- for name, type in stored.items() -%}
+        {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
+        {%- do selected.append(
+            quoted if lakehouse_patterns.column_name(given, name) is not none
+            else 'cast(null as ' ~ type ~ ') as ' ~ quoted
+        ) -%}
+    {%- endfor -%}
+    {{ return(selected) }}
+{% endmacro %}

@@ -1,0 +1,78 @@
+{#-
+    Which of dbt's configs each materialization of ours honours: one that would have no effect is refused in a sentence.
+    Hooks, tags, meta, grants and persist_docs are honoured by all. `--full-refresh` and `--empty` are in
+    materialization.sql, `on_schema_change` is in schema_changes.sql.
+-#}
+
+{% macro supported_configs() %}
+    {{ return({
+        'data_overwrite': ['contract', 'partition_by', 'tblproperties', 'clustered_by', 'buckets', 'options'],
+        'scd2': ['contract', 'unique_key', 'partition_by', 'tblproperties', 'clustered_by', 'buckets', 'options'],
+        'awap': ['contract', 'partition_by', 'tblproperties', 'clustered_by', 'buckets', 'options'],
+        'versioned_table': ['contract', 'partition_by', 'tblproperties'],
+        'unit_tables': ['partition_by', 'tblproperties'],
+    }) }}
+{% endmacro %}
+
+
+{% macro refused_configs() %}
+    {#- With the reason or the way out. A materialization that has one among its supported ones takes it. -#}
+    {{ return({
+        'incremental_strategy': 'it belongs to dbt\'s incremental models',
+        'incremental_predicates': 'it limits the merge of dbt\'s incremental models',
+        'predicates': 'it limits the merge of dbt\'s incremental models',
+        'merge_update_columns': 'it belongs to the merge of dbt\'s incremental models',
+        'merge_exclude_columns': 'it belongs to the merge of dbt\'s incremental models',
+        'unique_key': 'rows are replaced as a whole and never by key',
+        'contract': 'a unit that an operation makes would lack its constraints',
+        'partition_by': 'the table is laid out by the materialization',
+        'tblproperties': 'the table\'s properties are those of the materialization',
+        'clustered_by': 'Delta has no buckets',
+        'buckets': 'Delta has no buckets',
+        'options': 'there is no table of its own to give them to',
+    }) }}
+{% endmacro %}
+
+
+{% macro require_supported_configs(materialization) %}
+    {%- set supported = lakehouse_patterns.supported_configs()[materialization] -%}
+    {%- for name, reason in lakehouse_patterns.refused_configs().items() if name not in supported -%}
+        {%- set value = config.get(name) -%}
+        {%- set is_set = (value or {}).enforced if name == 'contract' else value -%}
+        {%- do lakehouse_patterns.require(
+            not is_set,
+            "materialized='" ~ materialization ~ "' has no use for " ~ name ~ ': ' ~ reason ~ '; leave it out of ' ~ this
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro table_clauses(configuration, own) %}
+    {#-
+        How a table is laid out, between its name and its query: a node's `partition_by` and `tblproperties`, and the
+        materialization's own properties, which a model can't change.
+    -#}
+    {%- set properties, pairs = {}, [] -%}
+    {%- for name, value in (configuration.tblproperties or {}).items() -%}
+        {%- do lakehouse_patterns.require(
+            name not in own,
+            "tblproperties has '" ~ name ~ "', which materialized='" ~ configuration.materialized
+            ~ "' sets itself: leave it out"
+        ) -%}
+        {%- do properties.update({name: value}) -%}
+    {%- endfor -%}
+    {%- do properties.update(own) -%}
+    {%- for name, value in properties.items() -%}
+        {%- do pairs.append(
+            lakehouse_patterns.text_literal(name) ~ ' = ' ~ lakehouse_patterns.text_literal(value)
+        ) -%}
+    {%- endfor -%}
+    {%- set partitions = lakehouse_patterns.quoted_names(
+        lakehouse_patterns.as_list(configuration.partition_by)
+    ) -%}
+    {{ return(
+        'using delta'
+        ~ ('\npartitioned by (' ~ (partitions | join(', ')) ~ ')' if partitions else '')
+        ~ ('\ntblproperties (\n    ' ~ (pairs | join(',\n    ')) ~ '\n)' if pairs else '')
+    ) }}
+{% endmacro %}

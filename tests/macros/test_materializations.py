@@ -1,0 +1,234 @@
+"""Each config of dbt's is honoured or refused in a sentence, by each materialization on the kernel of macros/shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+from tests.support.dbt_project import DbtProject
+from tests.support.rows import assert_rows
+from tests.support.session import environment
+
+DAY_1, DAY_2 = "2026-01-05", "2026-01-06"
+SOURCES = """
+sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: landed}, {name: growing}]}]
+"""
+# What a model of each needs, and the table that holds its rows of DAY_1.
+DAILY = "select id, amount, day from {{ source('raw', 'landed') }} where day = date'{{ lakehouse_patterns.logical_date() }}'"
+WHERE = {"lakehouse_patterns": {"data_overwrite": {"where": "day = date'{logical_date}'"}}}
+MERGED = {
+    "materialized": "incremental",
+    "incremental_strategy": "merge",
+    "unique_key": "id",
+    "meta": {"lakehouse_patterns": {"merger": {"deletes": "none"}}},
+}
+BASES: dict[str, dict[str, Any]] = {
+    "data_overwrite": {"materialized": "data_overwrite", "meta": WHERE},
+    "versioned_table": {"materialized": "versioned_table"},
+    "unit_tables": {"materialized": "unit_tables"},
+    "merger": MERGED,
+}
+STORED = {
+    "data_overwrite": "{}",
+    "versioned_table": "{}_20260105",
+    "unit_tables": "{}_2026_01",
+    "merger": "{}",
+}
+DESCRIPTION = "It's the \\ of a day, one row a `id`."
+COMMENTS = {"id": "The customer's key", "amount": "100 \\ %", "day": None}
+
+HONOURED: dict[str, Any] = {
+    "persist_docs": {"relation": True, "columns": True},
+    "partition_by": "day",
+    "tblproperties": {"shop.owner": "ada's"},
+    "post_hook": "create or replace temporary view hooked_{{ this.identifier }} as select 1 as one",
+}
+# Not these: a unit that an operation makes would lack the constraints of a contract.
+WITH_CONTRACT = ("data_overwrite", "versioned_table", "merger")
+REFUSED = {
+    "data_overwrite": {
+        "incremental_predicates": ["true"],
+        "unique_key": "id",
+        "incremental_strategy": "merge",
+        "merge_exclude_columns": ["id"],
+        "on_schema_change": "sync_all_columns",
+        "full_refresh": True,
+    },
+    "versioned_table": {
+        "incremental_predicates": ["true"],
+        "unique_key": "id",
+        "clustered_by": "id",
+        "on_schema_change": "append_new_columns",
+    },
+    "unit_tables": {
+        "incremental_predicates": ["true"],
+        "contract": {"enforced": True},
+        "on_schema_change": "append_new_columns",
+        "full_refresh": True,
+    },
+}
+REFUSALS = [(name, config) for name, configs in REFUSED.items() for config in configs]
+
+
+def model(select: str, **config: Any) -> str:
+    """Return a model's text."""
+    return f"{{{{ config(**{config!r}) }}}}\n{select}\n"
+
+
+def properties(names: dict[str, bool]) -> str:
+    """Return the YAML of models, with a contract where it is said so."""
+    return yaml.safe_dump(
+        {
+            "models": [
+                {
+                    "name": name,
+                    "description": DESCRIPTION,
+                    "config": {"contract": {"enforced": True}} if contract else {},
+                    "constraints": [{"type": "check", "name": "positive", "expression": "amount >= 0"}]
+                    if contract
+                    else [],
+                    "columns": [
+                        {
+                            "name": column,
+                            "data_type": data_type,
+                            "description": COMMENTS[column] or "",
+                            "constraints": [{"type": "not_null"}] if contract and column == "id" else [],
+                        }
+                        for column, data_type in (("id", "int"), ("amount", "int"), ("day", "date"))
+                    ],
+                }
+                for name, contract in names.items()
+            ]
+        }
+    )
+
+
+class Kernel:
+    """One project of all materializations; see `kernel`."""
+
+    def __init__(self, project: DbtProject) -> None:
+        self.project, self.spark = project, project.spark
+
+    def land(self, *rows: tuple[int, int, str]) -> None:
+        """Make the source hold these rows."""
+        frame = self.spark.createDataFrame(list(rows), "id int, amount int, day string")
+        self.project.source("landed", frame.withColumn("day", frame.day.cast("date")))
+
+    def run(self, day: str, *arguments: str) -> None:
+        with environment(LOGICAL_DATE=day):
+            self.project.run("run", *arguments)
+
+    def fails(self, day: str, *arguments: str) -> str:
+        with environment(LOGICAL_DATE=day):
+            return self.project.fails("run", *arguments)
+
+    def operations(self, name: str) -> list[str]:
+        """Return what each commit of a table did, the oldest first."""
+        return [commit["operation"] for commit in reversed(self.project.history(name))]
+
+    def rows(self, name: str) -> list[tuple[Any, ...]]:
+        return [(row.id, row.amount, str(row.day)) for row in self.project.table(name).collect()]
+
+    def comments(self, name: str) -> dict[str, str | None]:
+        """Return the comments of a relation's columns, and its own under an empty name."""
+        lines = self.spark.sql(f"describe extended {self.project.schema}.{name}").collect()
+        end = next(
+            number for number, line in enumerate(lines) if not line.col_name or line.col_name[0] == "#"
+        )
+        own = {line.col_name: line.data_type for line in lines[end:]}
+        return {line.col_name: line.comment for line in lines[:end]} | {"": own.get("Comment")}
+
+
+@pytest.fixture(scope="module")
+def kernel(make_project: Callable[..., DbtProject]) -> Kernel:
+    """All honoured configs in one model a materialization, run for DAY_1 and again; refused ones in a model each."""
+    files = {"models/sources.yml": SOURCES}
+    for name, base in BASES.items():
+        files[f"models/{name}.sql"] = model(DAILY, **base, **HONOURED)
+        files[f"models/fresh_{name}.sql"] = model(DAILY, **base)
+    for name, config in REFUSALS:
+        files[f"models/refused/{name}_{config}.sql"] = model(
+            DAILY, **BASES[name] | {config: REFUSED[name][config]}
+        )
+        files[f"models/refused/granted_{name}.sql"] = model(DAILY, **BASES[name], grants={"select": ["ada"]})
+    files["models/properties.yml"] = properties({name: name in WITH_CONTRACT for name in BASES})
+    kernel = Kernel(make_project(files))
+    kernel.land((1, 10, DAY_1), (2, 20, DAY_1), (3, 30, DAY_2))
+    kernel.run(DAY_1, "--select", *BASES)
+    return kernel
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_descriptions_partitions_properties_and_hooks_are_honoured(kernel: Kernel, name: str) -> None:
+    assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
+    assert kernel.comments(name) == COMMENTS | {"": DESCRIPTION}
+    stored = f"{kernel.project.schema}.{STORED[name].format(name)}"
+    detail = kernel.spark.sql(f"describe detail {stored}").collect()[0]
+    assert detail.partitionColumns == ["day"]
+    assert detail.properties["shop.owner"] == "ada's"
+    assert kernel.spark.table(f"hooked_{name}").count() == 1
+
+
+@pytest.mark.parametrize("name", WITH_CONTRACT)
+def test_constraints_of_a_contract_are_the_table_s(kernel: Kernel, name: str) -> None:
+    stored = f"{kernel.project.schema}.{STORED[name].format(name)}"
+    detail = kernel.spark.sql(f"describe detail {stored}").collect()[0]
+    assert detail.properties["delta.constraints.positive"] == "amount >= 0"
+    with pytest.raises(Exception, match="DELTA_NOT_NULL_CONSTRAINT_VIOLATED|NOT NULL"):
+        kernel.spark.sql(f"insert into {stored} values (null, 1, date'{DAY_1}')")
+
+
+def test_a_rerun_that_changes_no_description_commits_none(kernel: Kernel) -> None:
+    kernel.run(DAY_1, "--select", "data_overwrite", "merger")
+    assert kernel.operations("data_overwrite")[-1] == "WRITE"
+    assert kernel.operations("data_overwrite").count("CHANGE COLUMNS") == 1
+    merged = kernel.operations("merger")
+    kernel.run(DAY_1, "--select", "merger")
+    assert kernel.operations("merger") == merged
+    kernel.spark.sql(
+        f"alter table {kernel.project.schema}.merger alter column amount comment 'changed by hand'"
+    )
+    kernel.run(DAY_1, "--select", "merger")
+    assert len(kernel.operations("merger")) == len(merged) + 2
+    assert kernel.comments("merger") == COMMENTS | {"": DESCRIPTION}
+
+
+@pytest.fixture(scope="module")
+def refusals(kernel: Kernel) -> str:
+    return kernel.fails(DAY_1, "--select", "path:models/refused")
+
+
+@pytest.mark.parametrize(("name", "config"), REFUSALS)
+def test_what_has_no_effect_is_refused(refusals: str, name: str, config: str) -> None:
+    sentence = {
+        "on_schema_change": f"on_schema_change of materialized='{name}' must be one of",
+        "full_refresh": f"materialized='{name}' knows the rows of one slice",
+    }.get(config, f"materialized='{name}' has no use for {config}")
+    (line,) = [text for text in refusals.split("\n") if sentence in text]
+    failed = [text for text in refusals.split("\n") if text.startswith(f"{name}_{config}: error")]
+    assert line and failed
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_grants_are_asked_of_the_engine_which_has_none(refusals: str, name: str) -> None:
+    assert f"granted_{name}: error" in refusals
+
+
+def test_empty_never_changes_published_rows(kernel: Kernel) -> None:
+    """And it makes what is not there yet, without rows: the models that read it can be checked as well."""
+    commits = {name: kernel.operations(STORED[name].format(name)) for name in BASES}
+    kernel.run(DAY_1, "--empty", "--select", *BASES, *(f"fresh_{name}" for name in BASES))
+    for name in BASES:
+        assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
+        assert kernel.operations(STORED[name].format(name)) == commits[name]
+        assert kernel.rows(f"fresh_{name}") == []
+    assert "--empty would replace the rows of" in kernel.fails(
+        DAY_1, "--empty", "--full-refresh", "--select", "merger"
+    )
+    kernel.run(DAY_1, "--select", *(f"fresh_{name}" for name in BASES))
+    for name in BASES:
+        assert_rows(kernel.rows(f"fresh_{name}"), [(1, 10, DAY_1), (2, 20, DAY_1)])
