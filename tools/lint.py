@@ -22,6 +22,7 @@ CHECKS = {
     "documented": [*PYTHON, "tools.check_documented"],
     "architecture": [*PYTHON, "tools.check_project"],
     "pattern table": [*PYTHON, "tools.pattern_table", "--check"],
+    "hidden macros": [*PYTHON, "tools.hidden_macros", "--check"],
 }
 CHECKS_WITH_SPARK = {
     "sqlfluff": [*PYTHON, "sqlfluff", "lint", "models", "snapshots", "tests/dbt"],

@@ -26,17 +26,22 @@
             "scd_type_6 has columns of attributes; '" ~ name ~ "' is part of the key or of the validity"
         ) -%}
     {%- endfor -%}
+    {%- set entity = lakehouse_patterns.quoted_names(key) | join(', ') -%}
+    {%- set starts = lakehouse_patterns.quoted_name(effective_from) -%}
+    {%- set ends = lakehouse_patterns.quoted_name(effective_to) -%}
 select
-    * except ({{ columns | join(', ') }})
+    * except ({{ lakehouse_patterns.quoted_names(columns) | join(', ') }})
     {%- for name in columns %},
+    {%- set value = lakehouse_patterns.quoted_name(name) %}
     {#- Rows without an ordering don't take part: of the versions only the open one. #}
-    max_by({{ name }}, if({{ effective_to }} is null, {{ effective_from }}, null)) over by_key as {{ name }}_current,
-    {{ name }} as {{ name }}_historical,
-    lag({{ name }}) over by_start as {{ name }}_previous
+    max_by({{ value }}, if({{ ends }} is null, {{ starts }}, null)) over by_key
+        as {{ lakehouse_patterns.quoted_name(name ~ '_current') }},
+    {{ value }} as {{ lakehouse_patterns.quoted_name(name ~ '_historical') }},
+    lag({{ value }}) over by_start as {{ lakehouse_patterns.quoted_name(name ~ '_previous') }}
     {%- endfor %}
 from {{ versions }}
 window
-    by_key as (partition by {{ key | join(', ') }}),
+    by_key as (partition by {{ entity }}),
     {#- Only the first version of a key may have no start. #}
-    by_start as (partition by {{ key | join(', ') }} order by {{ effective_from }} asc nulls first)
+    by_start as (partition by {{ entity }} order by {{ starts }} asc nulls first)
 {%- endmacro %}

@@ -39,7 +39,7 @@ select
     struct(*) as raw,
     named_struct(
         {%- for name, expression in computed.items() %}
-        '{{ name }}',
+        {{ lakehouse_patterns.text_literal(name) }},
         {%- if computable_when %}
         {#- Lazy: where the condition does not hold, nothing is evaluated that could raise. #}
         case when {{ computable_when }} then {{ expression }} end
@@ -125,20 +125,21 @@ from (
 select
     {%- if layout == 'computed_struct' %}
     raw.*,
-    computed as {{ names.computed }}
+    computed as {{ lakehouse_patterns.quoted_name(names.computed) }}
     {%- elif layout == 'raw_struct' %}
     computed.*,
-    raw as {{ names.raw }}
+    raw as {{ lakehouse_patterns.quoted_name(names.raw) }}
     {%- elif layout == 'flat' %}
     raw.*
     {%- for name in fields %},
-    computed.{{ name }} as {{ names.prefix }}{{ name }}
+    {{ lakehouse_patterns.quoted_name(name, 'computed') }}
+        as {{ lakehouse_patterns.quoted_name(names.prefix ~ name) }}
     {%- endfor %}
     {%- elif part == 'raw' %}
     raw.*
     {%- else %}
     {%- for name in keys %}
-    raw.{{ name }} as {{ name }},
+    {{ lakehouse_patterns.quoted_name(name, 'raw') }} as {{ lakehouse_patterns.quoted_name(name) }},
     {%- endfor %}
     computed.*
     {%- endif %}
@@ -156,19 +157,23 @@ from (
     {%- set keys = lakehouse_patterns.as_list(key) -%}
 select
     {%- if layout == 'computed_struct' %}
-    struct(* except ({{ names.computed }})) as raw,
-    {{ names.computed }} as computed
+    struct(* except ({{ lakehouse_patterns.quoted_name(names.computed) }})) as raw,
+    {{ lakehouse_patterns.quoted_name(names.computed) }} as computed
 from {{ relation }}
     {%- elif layout == 'raw_struct' %}
-    {{ names.raw }} as raw,
-    struct(* except ({{ names.raw }})) as computed
+    {{ lakehouse_patterns.quoted_name(names.raw) }} as raw,
+    struct(* except ({{ lakehouse_patterns.quoted_name(names.raw) }})) as computed
 from {{ relation }}
     {%- elif layout == 'flat' %}
     struct(* except (
-        {%- for name in fields %}{{ names.prefix }}{{ name }}{{ ', ' if not loop.last }}{% endfor -%}
+        {%- for name in fields %}{{ lakehouse_patterns.quoted_name(names.prefix ~ name) }}{{ ', ' if not loop.last }}
+        {%- endfor -%}
     )) as raw,
     struct(
-        {%- for name in fields %}{{ names.prefix }}{{ name }} as {{ name }}{{ ', ' if not loop.last }}{% endfor -%}
+        {%- for name in fields %}
+        {{- lakehouse_patterns.quoted_name(names.prefix ~ name) }} as {{ lakehouse_patterns.quoted_name(name) }}
+        {{- ', ' if not loop.last }}
+        {%- endfor -%}
     ) as computed
 from {{ relation }}
     {%- else -%}
@@ -176,12 +181,12 @@ from {{ relation }}
         keys and computed_relation, 'reading layout two_tables needs key and computed_relation'
     ) %}
     struct(raw_rows.*) as raw,
-    struct(computed_rows.* except ({{ keys | join(', ') }})) as computed
+    struct(computed_rows.* except ({{ lakehouse_patterns.quoted_names(keys) | join(', ') }})) as computed
 from {{ relation }} as raw_rows
 -- The original survives when its computed row is missing; the test wrapper_one_to_one finds that.
 left join {{ computed_relation }} as computed_rows
     on
-        {%- for name in keys %}
+        {%- for name in lakehouse_patterns.quoted_names(keys) %}
         {{ 'and ' if not loop.first }}raw_rows.{{ name }} = computed_rows.{{ name }}
         {%- endfor %}
     {%- endif %}
@@ -190,7 +195,7 @@ left join {{ computed_relation }} as computed_rows
 
 {% test wrapper_one_to_one(model, computed_relation, key) %}
     {#- Layout two_tables joins without loss only if each key is in each table exactly once and never NULL. -#}
-    {%- set keys = lakehouse_patterns.as_list(key) -%}
+    {%- set keys = lakehouse_patterns.quoted_names(lakehouse_patterns.as_list(key)) -%}
     {%- do lakehouse_patterns.require(keys, 'wrapper_one_to_one needs key') -%}
 select
     {{ keys | join(', ') }},
@@ -217,10 +222,9 @@ having
     {#- Fails with one row for each struct of the envelope that a final table still exposes. -#}
     {%- set exposed = [] -%}
     {%- if execute -%}
-        {%- for column in adapter.get_columns_in_relation(model) -%}
-            {%- if column.name | lower in names and column.dtype.startswith('struct') -%}
-                {%- do exposed.append("'" ~ column.name ~ "'") -%}
-            {%- endif -%}
+        {%- for name, type in lakehouse_patterns.column_types(model).items()
+            if name | lower in names and type.startswith('struct') -%}
+            {%- do exposed.append(lakehouse_patterns.text_literal(name)) -%}
         {%- endfor -%}
     {%- endif -%}
 select explode(array({{ exposed | join(', ') if exposed else "''" }})) as column_name

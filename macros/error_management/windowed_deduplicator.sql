@@ -195,10 +195,10 @@ from (
     {%- if rules.on_null_key == 'fail' and expression in rules.required -%}
         coalesce(
             {{ expression }},
-            raise_error(
-                'lakehouse_patterns: a row has NULL in its key ({{ expression | replace("\\", "") | replace("'", "") }}); '
-                || 'correct the source, or set such rows aside with on_null_key: quarantine'
-            )
+            raise_error({{ lakehouse_patterns.text_literal(
+                'lakehouse_patterns: a row has NULL in its key (' ~ expression
+                ~ '); correct the source, or set such rows aside with on_null_key: quarantine'
+            ) }})
         )
     {%- else -%}
         {{ expression }}

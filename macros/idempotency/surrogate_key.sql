@@ -47,7 +47,7 @@
     {#- Fields in the order of their names: the order in which columns are listed decides nothing. -#}
     {%- set fields = [] -%}
     {%- for name in lakehouse_patterns._key_columns('content_hash', columns) | sort(case_sensitive=true) -%}
-        {%- do fields.append((name, adapter.quote(name))) -%}
+        {%- do fields.append((name, lakehouse_patterns.quoted_name(name))) -%}
     {%- endfor -%}
     {{ return(lakehouse_patterns._row_hash(fields)) }}
 {% endmacro %}
@@ -95,10 +95,8 @@
 
 {% macro _key_part_or_error(expression) %}
     {#- In the key itself, where no plan can spare the check. -#}
-    {%- set named = expression | replace('\\', '') | replace("'", '') -%}
-    {{ return(
-        'coalesce(' ~ expression ~ ", raise_error('lakehouse_patterns: a row has NULL in its key (" ~ named ~ ")'))"
-    ) }}
+    {%- set sentence = 'lakehouse_patterns: a row has NULL in its key (' ~ expression ~ ')' -%}
+    {{ return('coalesce(' ~ expression ~ ', raise_error(' ~ lakehouse_patterns.text_literal(sentence) ~ '))') }}
 {% endmacro %}
 
 
@@ -106,8 +104,7 @@
     {#- Pairs of a name and a SQL expression to the hexadecimal SHA-256 of the object that they make. -#}
     {%- set parts = [] -%}
     {%- for name, expression in fields -%}
-        {%- set literal = name | replace('\\', '\\\\') | replace("'", "\\'") -%}
-        {%- do parts.append("'" ~ literal ~ "', " ~ expression) -%}
+        {%- do parts.append(lakehouse_patterns.text_literal(name) ~ ', ' ~ expression) -%}
     {%- endfor -%}
     {%- set object = 'named_struct(' ~ (parts | join(', ')) ~ ')' -%}
     {%- set options = {

@@ -19,30 +19,40 @@
         {%- do lakehouse_patterns.require(
             version is integer and version >= 0, "version must be a number from 0 on, got '" ~ version ~ "'"
         ) -%}
-        {{ return(relation ~ ' version as of ' ~ version) }}
+        {{ return(lakehouse_patterns._time_travel_rows(relation, 'version as of ' ~ version)) }}
     {%- elif timestamp is not none -%}
         {%- do lakehouse_patterns.require(
             modules.re.fullmatch('[0-9T:. +Z-]+', timestamp | string),
             "timestamp must be a time such as 2024-03-01 10:00:00, got '" ~ timestamp ~ "'"
         ) -%}
-        {{ return(relation ~ " timestamp as of '" ~ timestamp ~ "'") }}
+        {{ return(lakehouse_patterns._time_travel_rows(relation, "timestamp as of '" ~ timestamp ~ "'")) }}
     {%- elif not execute -%}
         {{ return(relation | string) }}
     {%- endif -%}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('[\\w.-]+', name), "name may hold letters, digits, '.', '_' and '-', got '" ~ name ~ "'"
     ) -%}
-    {%- set table_id = run_query('describe detail ' ~ relation).rows[0]['id'] -%}
+    {%- set table_id = lakehouse_patterns.table_detail(relation)['id'] -%}
     {%- set found = run_query(lakehouse_patterns._time_travel_sql(registry, table_id, name)).rows -%}
     {%- do lakehouse_patterns.require(
         found | length == 1, relation ~ ' has no version named ' ~ name ~ ' in ' ~ registry
     ) -%}
-    {{ return(relation ~ ' version as of ' ~ found[0]['version']) }}
+    {{ return(lakehouse_patterns._time_travel_rows(relation, 'version as of ' ~ found[0]['version'])) }}
+{% endmacro %}
+
+
+{% macro _time_travel_rows(relation, moment) %}
+    {#- With `--empty` a subquery without rows, as dbt makes one of a relation. -#}
+    {%- set rows = lakehouse_patterns.unlimited(relation) ~ ' ' ~ moment -%}
+    {%- if relation is string or relation.limit is none -%}
+        {{ return(rows) }}
+    {%- endif -%}
+    {{ return('(select * from ' ~ rows ~ ' limit ' ~ relation.limit ~ ')') }}
 {% endmacro %}
 
 
 {% macro _time_travel_sql(registry, table_id, name) %}
     select version
-    from {{ registry }}
-    where table_id = '{{ table_id }}' and name = '{{ name }}'
+    from {{ lakehouse_patterns.unlimited(registry) }}
+    where table_id = {{ lakehouse_patterns.text_literal(table_id) }} and name = {{ lakehouse_patterns.text_literal(name) }}
 {%- endmacro %}

@@ -284,10 +284,9 @@ having not max_by(known.is_deleted, known.lsn)
 {% macro _cdc_row_columns(flagged, key_names) %}
     {#- The columns of the source's rows with their types; the key alone while the flagged relation is absent. -#}
     {%- set columns = {} -%}
-    {%- for column in (adapter.get_columns_in_relation(flagged) if execute else []) -%}
-        {%- if column.name not in lakehouse_patterns._cdc_own_columns() -%}
-            {%- do columns.update({column.name: column.dtype}) -%}
-        {%- endif -%}
+    {%- for name, type in (lakehouse_patterns.column_types(flagged) if execute else {}).items()
+        if name not in lakehouse_patterns._cdc_own_columns() -%}
+        {%- do columns.update({name: type}) -%}
     {%- endfor -%}
     {%- for name in key_names -%}
         {%- do lakehouse_patterns.require(

@@ -61,14 +61,14 @@
         {%- for path, node in lakehouse_patterns._replica_paths(root, '') if node.sensitive and not node.transform -%}
             {%- do withheld.append(path | lower) -%}
         {%- endfor -%}
-        {%- for column in adapter.get_columns_in_relation(model) -%}
-            {%- for path in lakehouse_patterns._replica_type_paths(column.name, column.dtype) if path | lower in withheld -%}
+        {%- for name, type in lakehouse_patterns.column_types(model).items() -%}
+            {%- for path in lakehouse_patterns._replica_type_paths(name, type) if path | lower in withheld -%}
                 {%- do leaked.append(path) -%}
             {%- endfor -%}
         {%- endfor -%}
     {%- endif -%}
     {%- for path in leaked %}
-    select '{{ path }}' as column_name
+    select {{ lakehouse_patterns.text_literal(path) }} as column_name
     {{ 'union all' if not loop.last }}
     {%- else %}
     select 'none' as column_name where false
@@ -191,11 +191,8 @@
 
 {% macro _replica_unknown(relation, root) %}
     {#- What the relation has and the contract doesn't list. A relation that isn't there yet has nothing. -#}
-    {%- set fields = [] -%}
     {#- Not by dbt's cache of relations: what another program made since is as real. -#}
-    {%- for column in adapter.get_columns_in_relation(relation) -%}
-        {%- do fields.append((column.name, column.dtype)) -%}
-    {%- endfor -%}
+    {%- set fields = lakehouse_patterns.column_types(relation).items() | list -%}
     {%- if not fields -%}
         {{ return([]) }}
     {%- endif -%}
@@ -332,7 +329,7 @@
     {%- if node['keys'] is not none -%}
         {%- set names = [] -%}
         {%- for key in node['keys'] -%}
-            {%- do names.append(lakehouse_patterns._replica_literal(key)) -%}
+            {%- do names.append(lakehouse_patterns.text_literal(key)) -%}
         {%- endfor -%}
         {%- set k, v = 'k' ~ depth, 'v' ~ depth -%}
         {%- set arguments = '(' ~ k ~ ', ' ~ v ~ ') -> ' -%}
@@ -353,7 +350,7 @@
         {%- for child in children -%}
             {%- set field = value ~ '.' ~ adapter.quote(child.name) -%}
             {%- do fields.append(
-                lakehouse_patterns._replica_literal(child.name) ~ ', '
+                lakehouse_patterns.text_literal(child.name) ~ ', '
                 ~ lakehouse_patterns._replica_expression(child, field, depth)
             ) -%}
         {%- endfor -%}
@@ -370,7 +367,7 @@
         {{ return('substring(' ~ text ~ ', ' ~ argument ~ ')') }}
     {%- elif kind == 'constant' -%}
         {{ return(
-            'case when ' ~ value ~ ' is not null then ' ~ lakehouse_patterns._replica_literal(argument) ~ ' end'
+            'case when ' ~ value ~ ' is not null then ' ~ lakehouse_patterns.text_literal(argument) ~ ' end'
         ) }}
     {%- endif -%}
     {#-
@@ -383,8 +380,4 @@
         ~ "raise_error('the environment variable " ~ argument ~ ", which holds the key of a keyed_hash, is not set') "
         ~ "else reflect('org.apache.commons.codec.digest.HmacUtils', 'hmacSha256Hex', " ~ key ~ ', ' ~ text ~ ') end'
     ) }}
-{% endmacro %}
-
-{% macro _replica_literal(text) %}
-    {{ return("'" ~ (text | string).replace('\\', '\\\\').replace("'", "\\'") ~ "'") }}
 {% endmacro %}

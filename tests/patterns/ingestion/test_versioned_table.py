@@ -115,6 +115,22 @@ def test_old_versions_are_dropped(loads: Loads) -> None:
     assert "kept are 20240101, 20240102, 20240103" in loads.errors["dropped"]
 
 
+def test_a_table_that_something_else_made_is_neither_replaced_nor_counted(loads: Loads) -> None:
+    schema = loads.project.schema
+    loads.project.spark.sql(f"create table {schema}.devices_20240104 using delta as select 'by hand' as note")
+    loads.load("foreign", "2024-01-04", DAY_1, fails=True)
+    assert "devices_20240104 is there and was not made by versioned_table" in loads.errors["foreign"]
+    loads.expose("foreign version", "{model_name: devices, version: 2024-01-04}", fails=True)
+    assert "kept are 20240101, 20240102, 20240103" in loads.errors["foreign version"]
+    assert_rows(loads.project.table("devices_20240104"), [("by hand",)])
+
+
+def test_what_only_reads_the_sql_needs_no_date_and_a_run_is_refused_without(loads: Loads) -> None:
+    with environment(LOGICAL_DATE=""):
+        loads.project.run("compile")
+        assert "the logical date must be a day such as 2024-01-01" in loads.project.fails("run")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
