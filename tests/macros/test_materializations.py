@@ -26,6 +26,7 @@ MERGED = {
     "materialized": "incremental",
     "incremental_strategy": "merge",
     "unique_key": "id",
+    "on_schema_change": "append_new_columns",  # dbt wants it, or `fail`, for a contract
     "meta": {"lakehouse_patterns": {"merger": {"deletes": "none"}}},
 }
 BASES: dict[str, dict[str, Any]] = {
@@ -207,7 +208,9 @@ def test_a_rerun_that_changes_no_description_commits_none(kernel: Kernel) -> Non
 def test_a_contract_is_checked_at_every_run(kernel: Kernel) -> None:
     """Not only when dbt-spark creates the table: the source's amounts have become texts."""
     landed = kernel.project.table("landed")
-    kernel.project.source("landed", landed.withColumn("amount", landed.amount.cast("string")).localCheckpoint())
+    kernel.project.source(
+        "landed", landed.withColumn("amount", landed.amount.cast("string")).localCheckpoint()
+    )
     error = kernel.fails(DAY_1, "--select", *WITH_CONTRACT)
     kernel.land((1, 10, DAY_1), (2, 20, DAY_1), (3, 30, DAY_2))
     assert error.count("This model has an enforced contract that failed") == len(WITH_CONTRACT)
