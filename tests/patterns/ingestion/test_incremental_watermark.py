@@ -144,7 +144,9 @@ def test_a_window_that_was_asked_for_does_not_move_the_watermark(project: DbtPro
     fill(project, "asked")
     yield PASSES
     add(project, "asked", ("v2", None, at(12)), ("v3", None, at(14)))
-    window = '{lakehouse_patterns_window_from: "2024-03-01T13", lakehouse_patterns_window_to: "2024-03-01T15"}'
+    window = (
+        '{lakehouse_patterns_window_from: "2024-03-01T13", lakehouse_patterns_window_to: "2024-03-01T15"}'
+    )
     project.run("run", "--select", "asked", "--vars", window)
     assert (ids(project, "asked"), watermark(project, "asked")) == (["v0", "v3"], "2024-03-01 11:00:00+00:00")
 
