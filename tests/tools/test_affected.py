@@ -16,7 +16,7 @@ TREE = {
     "case_study/main.py": "",
     "tools/findings.py": "",
     "macros/shared/keys.sql": "{% macro keys() %}{% endmacro %}",
-    "macros/idempotency/merger.sql": "{% macro merger() %}{{ lakehouse_patterns.keys() }}{% endmacro %}",
+    "macros/idempotency/merger/merge.sql": "{% macro merger() %}{{ lakehouse_patterns.keys() }}{% endmacro %}",
     "macros/data_value/history.sql": (
         "{% materialization scd2, adapter='spark' %}{{ merger() }}{% endmaterialization %}"
     ),
@@ -98,7 +98,7 @@ def test_nothing_changed_affects_nothing(tree: Path) -> None:
 
 
 def test_this_repository_s_merger_affects_its_tests_and_not_the_compactor_s() -> None:
-    found = set(affected(["macros/idempotency/merger.sql"])[0] or ())
+    found = set(affected(["macros/idempotency/merger/merge.sql"])[0] or ())
     assert found >= {
         *ALWAYS,
         "tests/patterns/idempotency/test_merger.py",

@@ -23,18 +23,16 @@ from python_jobs.shared.delta.tables import partition_columns, read_table, sql_n
 from python_jobs.shared.spark.macro_sql import Macros
 
 _FILES = (
-    *(f"idempotency/merger/{part}.sql" for part in ("options", "pruning", "batch", "merge")),
-    *(
-        f"shared/{part}.sql"
-        for part in (
-            "arguments",
-            "columns",
-            "incomplete_rows",
-            "literals",
-            "pattern_options",
-            "schema_changes",
-        )
-    ),
+    "idempotency/merger/options.sql",
+    "idempotency/merger/pruning.sql",
+    "idempotency/merger/batch.sql",
+    "idempotency/merger/merge.sql",
+    "shared/arguments.sql",
+    "shared/columns.sql",
+    "shared/incomplete_rows.sql",
+    "shared/literals.sql",
+    "shared/pattern_options.sql",
+    "shared/schema_changes.sql",
 )
 _REFUSED = re.compile(r"lakehouse_patterns: ([^;\n]+)")
 
