@@ -20,8 +20,8 @@
         {%- call statement('create_table') -%}
             {{ create_table_as(false, this, 'select * from ' ~ context.batch ~ ' where false') }}
         {%- endcall -%}
-        {%- do persist_constraints(this, model) -%}
     {%- endif -%}
+    {%- do lakehouse_patterns.persist_table_constraints(this) -%}
     {%- if context.is_empty -%}
         {%- do lakehouse_patterns.publish_nothing(context) -%}
     {%- else -%}

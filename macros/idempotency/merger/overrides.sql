@@ -73,6 +73,14 @@
 {% endmacro %}
 
 
+{% macro spark__persist_constraints(relation, model) %}
+    {%- if lakehouse_patterns.options('merger') is none -%}
+        {{ return(dbt.spark__persist_constraints(relation, model)) }}
+    {%- endif -%}
+    {%- do lakehouse_patterns.persist_table_constraints(relation) -%}
+{% endmacro %}
+
+
 {% macro spark__persist_docs(relation, model, for_relation, for_columns) %}
     {%- if lakehouse_patterns.options('merger') is none -%}
         {{ return(dbt.spark__persist_docs(relation, model, for_relation, for_columns)) }}
@@ -114,6 +122,7 @@
         ('get_merge_sql', adapter.dispatch('get_merge_sql', 'dbt')),
         ('create_table_as', adapter.dispatch('create_table_as', 'dbt')),
         ('process_schema_changes', adapter.dispatch('process_schema_changes', 'dbt')),
+        ('persist_constraints', adapter.dispatch('persist_constraints', 'dbt')),
         ('persist_docs', adapter.dispatch('persist_docs', 'dbt'))
     ] -%}
         {%- set package = found.macro.package_name -%}

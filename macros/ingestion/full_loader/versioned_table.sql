@@ -35,7 +35,7 @@
         {%- call statement('main') -%}
             {{ lakehouse_patterns._full_loader_create_sql(table, version, options.immutable, context.batch) }}
         {%- endcall -%}
-        {%- do persist_constraints(table, model) -%}
+        {%- do lakehouse_patterns.persist_table_constraints(table) -%}
         {%- do lakehouse_patterns._full_loader_publish(options, context, version) -%}
     {%- endif -%}
 
