@@ -91,7 +91,9 @@ def test_a_model_takes_what_is_newer_than_it_holds(project: DbtProject) -> Story
     yield PASSES
     assert ids(project, "appended") == ["late", "v0", "v1", "v2", "v3"]
 
-    window = '{lakehouse_patterns_window_from: "2024-03-01T10", lakehouse_patterns_window_to: "2024-03-01T11"}'
+    window = (
+        '{lakehouse_patterns_window_from: "2024-03-01T10", lakehouse_patterns_window_to: "2024-03-01T11"}'
+    )
     project.run("compile", "--select", "appended", "--vars", window)
     compiled = project.compiled("appended")
     assert (
