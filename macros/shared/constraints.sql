@@ -45,7 +45,7 @@
         ~ ': prove it with a test of dbt'
     ) -%}
     {%- set checks = {} -%}
-    {%- for name in [column] if column else constraint.columns -%}
+    {%- for name in ([column] if column else constraint.columns) -%}
         {%- do checks.update({
             (constraint.name if column and constraint.name else 'not_null_' ~ local_md5(name)):
                 lakehouse_patterns.quoted_name(name) ~ ' is not null'
