@@ -1,10 +1,11 @@
 {#-
-    Change Data Capture in SQL: from the records that `python_jobs/ingestion/change_data_capture.py` keeps in bronze to
-    typed changes. Two models: a view over `change_data_capture_flags`, and an incremental table (append) over
-    `change_data_capture_changes`. Current state is the Merger's, history is `materialized='scd2'`, both on that table.
+    Change Data Capture in SQL: typed changes from the records that `python_jobs/ingestion/change_data_capture.py`
+    writes to bronze. There are two models: a view over `change_data_capture_flags`, and an incremental table (append) over
+    `change_data_capture_changes`. From that table the Merger builds the current state, and `materialized='scd2'` the
+    history.
 
-    `lsn`, the change's position in PostgreSQL's log, orders the changes of a row: whoever writes a row holds its lock
-    until the commit. The topic's offset does not, because a connector that comes back sends its last changes again.
+    `lsn`, the change's position in PostgreSQL's log, orders the changes of a row, because a transaction holds the row's
+    lock until its commit. The topic's offset does not, because a restarted connector sends its last changes again.
 -#}
 
 {% macro change_data_capture_flags(relation, columns, key) %}
@@ -120,7 +121,7 @@ from (
                             {%- else %}
                             envelope.before.{{ field }}
                             {%- endif %}
-                        {#- PostgreSQL doesn't send a large value that hasn't changed; a full replica identity does. #}
+                        {#- PostgreSQL sends an unchanged large value only with a full replica identity. #}
                         when {{ lakehouse_patterns._cdc_is_left_out('envelope.after.' ~ field) }}
                             then coalesce(envelope.before.{{ field }}, envelope.after.{{ field }})
                         else envelope.after.{{ field }}
@@ -132,7 +133,7 @@ from (
                 select
                     record,
                     ingested_at,
-                    {#- Connect's converter wraps the envelope when it sends the schema along. #}
+                    {#- Connect's converter wraps the envelope when it also sends the schema. #}
                     case
                         when parsed.op is null and parsed.payload is not null then parsed.payload
                         else struct(parsed.op, parsed.before, parsed.after, parsed.source, parsed.transaction)
@@ -144,8 +145,8 @@ from (
                         ingested_at,
                         parsed
                     from {{ relation }}
-                    {#- Spark copies expressions into a filter that it pushes down, and would parse a record a hundred
-                        times; a lateral view it doesn't see through, while a filter on ingested_at still prunes. #}
+                    {#- Spark copies expressions into a pushed-down filter, and would parse a record a hundred times.
+                        A lateral view stops these copies, while a filter on ingested_at still prunes. #}
                     lateral view explode(
                         array(from_json(payload, 'struct<{{ envelope }}, payload: struct<{{ envelope }}>>'))
                     ) once as parsed
@@ -179,7 +180,7 @@ with batch as (
         and {{ batch.window }}
 ),
 
-{# A connector that comes back sends its last changes again: the first of each counts. -#}
+{# A restarted connector sends its last changes again: the first copy of each counts. -#}
 row_changes as (
     select {{ (lakehouse_patterns.quoted_names(columns) + own) | join(', ') }}
     from (
@@ -249,9 +250,10 @@ having not max_by(known.is_deleted, known.lsn)
 
 {% macro _cdc_batch(flagged) %}
     {#-
-        What the model takes in this run. The end of the window is fixed beforehand, or a truncate could come in
-        between that the statement isn't made for. `first_lsn`: the model may hold changes from there on already.
-        What is wrong with a record isn't asked: that takes the most time, and the statement asks it anyway.
+        The window of this run, whether it holds truncates, and `first_lsn`, from which on the model may already hold
+        changes. The end of the window is fixed here, because the statement depends on whether the window has truncates,
+        and a truncate could arrive in between. This query doesn't check the records for errors: the check takes most of
+        the time, and the statement does it anyway.
     -#}
     {%- set window = lakehouse_patterns.incremental_window('ingested_at') -%}
     {%- if not execute or not lakehouse_patterns.is_incremental() -%}
@@ -282,7 +284,7 @@ having not max_by(known.is_deleted, known.lsn)
 
 
 {% macro _cdc_row_columns(flagged, key_names) %}
-    {#- The columns of the source's rows with their types; the key alone while the flagged relation is absent. -#}
+    {#- The columns of the source's rows with their types; only the key while the flagged relation is absent. -#}
     {%- set columns = {} -%}
     {%- for name, type in (lakehouse_patterns.column_types(flagged) if execute else {}).items()
         if name not in lakehouse_patterns._cdc_own_columns() -%}
@@ -300,7 +302,7 @@ having not max_by(known.is_deleted, known.lsn)
 
 
 {% macro _cdc_columns(columns, key) %}
-    {#- The columns with their options filled in: name to {type, from, unit}. -#}
+    {#- The columns with all options: a mapping from the name to {type, from, unit}. -#}
     {%- do lakehouse_patterns.require(
         columns is mapping and columns | length > 0,
         'columns must map the names of the columns to their types, got ' ~ columns
@@ -336,7 +338,7 @@ having not max_by(known.is_deleted, known.lsn)
 
 
 {% macro _cdc_text_fields(names) %}
-    {#- Every value as text first: a JSON number that doesn't fit would be lost without a trace. -#}
+    {#- Every value is read as text first, because from_json silently drops a number that doesn't fit its type. -#}
     {%- set fields = [] -%}
     {%- for name in names | unique -%}
         {%- do fields.append(adapter.quote(name) ~ ': string') -%}
@@ -346,14 +348,14 @@ having not max_by(known.is_deleted, known.lsn)
 
 
 {% macro _cdc_is_left_out(text) %}
-    {#- Debezium's placeholder, plain, within an array, or in base64. -#}
+    {#- Debezium's placeholder for a value that was left out: plain, in an array, or in base64. -#}
     {{ return("(contains(" ~ text ~ ", '__debezium_unavailable_value') or " ~ text
         ~ " = 'X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==')") }}
 {% endmacro %}
 
 
 {% macro _cdc_typed(text, column) %}
-    {#- Debezium's notation (time.precision.mode adaptive) as a value of the type; NULL for what is none. -#}
+    {#- A value of the type from Debezium's notation (time.precision.mode adaptive); NULL if the text is none. -#}
     {%- set type = column.type -%}
     {%- if type == 'string' -%}
         {{ return(text) }}
@@ -370,7 +372,7 @@ having not max_by(known.is_deleted, known.lsn)
     {%- elif type.startswith('array') or type.startswith('map') or type.startswith('struct') -%}
         {{ return("from_json(" ~ text ~ ", '" ~ type ~ "')") }}
     {%- elif modules.re.fullmatch('decimal\\(\\s*\\d+\\s*,\\s*\\d+\\s*\\)', type) -%}
-        {#- A cast would round what the source's wider column holds. -#}
+        {#- A plain cast would round a value of a wider column of the source. -#}
         {%- set digits = modules.re.findall('\\d+', type) -%}
         {%- set exact = 'decimal(38, ' ~ (38 - (digits[0] | int) + (digits[1] | int)) ~ ')' -%}
         {{ return(

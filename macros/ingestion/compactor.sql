@@ -1,14 +1,14 @@
 {#-
-    Compactor in SQL: OPTIMIZE, and VACUUM, for the tables that a project builds.
+    Compactor in SQL: OPTIMIZE and VACUUM for the tables that a project builds.
 
-    A table's own policy stands under `meta.lakehouse_patterns.compactor` of its model:
+    The policy of a table is under `meta.lakehouse_patterns.compactor` of its model:
 
     - `mode: daily`: `dbt run-operation compactor`, run on a schedule, compacts and vacuums every such table;
     - `mode: inline`: the post-hook `lakehouse_patterns.compactor_inline()` compacts after the model's own write, and
-      never vacuums; on a model of mode daily the same hook does nothing, so that a project can set it for all.
+      never vacuums. On a model of mode daily the same hook does nothing, so that a project can set it for all models.
 
-    What is worth it is decided by `describe detail`: at least `min_files` files, smaller than `small_file_mb` on
-    average. python_jobs/ingestion/compactor.py looks at each partition instead, and reports times.
+    A table is compacted when `describe detail` shows at least `min_files` files, smaller than `small_file_mb` on
+    average. python_jobs/ingestion/compactor.py checks each partition instead, and reports times.
 -#}
 
 {% macro compactor(tables=none, vacuum=true, retention_hours=none, allow_unsafe_retention=false) %}
@@ -26,7 +26,7 @@
             ~ (policies | join(', ') or 'none')
         ) -%}
     {%- endfor -%}
-    {#- All statements first: a retention that is refused must not leave half of the tables done. -#}
+    {#- All statements are built first, so that a refused retention changes no table. -#}
     {%- set vacuums = {} -%}
     {%- for name, policy in policies.items() if tables is none or name in lakehouse_patterns.as_list(tables) -%}
         {%- do vacuums.update({
@@ -77,7 +77,7 @@
 {% endmacro %}
 
 {% macro default__compactor_vacuum(relation, retention_hours, allow_unsafe_retention) %}
-    {#- Delta heeds what the table promises in delta.deletedFileRetentionDuration, and of RETAIN 0 alone. -#}
+    {#- Delta uses the table's delta.deletedFileRetentionDuration, and of all RETAIN clauses only RETAIN 0 HOURS. -#}
     {%- if retention_hours is none -%}
         {{ return('vacuum ' ~ relation) }}
     {%- endif -%}
@@ -95,7 +95,7 @@
 {% endmacro %}
 
 {% macro _compactor_policies() %}
-    {#- Name to relation and options, for each model of mode daily. -#}
+    {#- A mapping from the name to the relation and the options, for each model of mode daily. -#}
     {%- set policies = {} -%}
     {%- for node in graph.nodes.values() if node.resource_type in ('model', 'snapshot') -%}
         {%- set options = lakehouse_patterns.options_of(node, 'compactor') -%}
@@ -120,7 +120,7 @@
 {% endmacro %}
 
 {% macro _compactor_if_worth_it(relation, options) %}
-    {#- The OPTIMIZE statement, or nothing. -#}
+    {#- The OPTIMIZE statement, or an empty text below the thresholds. -#}
     {%- set detail = lakehouse_patterns.table_detail(relation) -%}
     {%- set small_bytes = options.get('small_file_mb', 32) * 1024 * 1024 -%}
     {%- if detail['numFiles'] >= options.get('min_files', 4)
@@ -131,7 +131,7 @@
 {% endmacro %}
 
 {% macro _compactor_run_vacuum(statement, allow_unsafe_retention) %}
-    {#- Delta has a check of its own; it is off for this statement only. -#}
+    {#- Delta's own check of the retention is off for this statement only. -#}
     {%- set check = 'spark.databricks.delta.retentionDurationCheck.enabled' -%}
     {%- if allow_unsafe_retention -%}
         {%- do run_query('set ' ~ check ~ ' = false') -%}

@@ -1,19 +1,20 @@
 {#-
     Incremental Loader in SQL: the predicate that gives a model the source rows of one window of ingestion time.
 
-    The bounds are literals, found when the model is compiled: a subquery over the target would leave every file
-    of the source to be read, for file statistics answer literals only. In order:
+    The bounds are literals that the macro finds when the model is compiled. With a subquery over the target Spark would
+    read every file of the source, because file statistics prune by literals only. The macro uses the first of these
+    windows that applies:
 
     1. `window_from` and `window_to`, as arguments, `--vars` or options: that half-open window, for a backfill;
-    2. the target's newest value: later rows (`>`: rows at the watermark are loaded), or with `overlap` the rows
-       from that long before it (`>=`, for rows committed late: merge them on a key);
-    3. no target, an empty target, a full refresh: all rows from `bootstrap_from` on.
+    2. the rows later than the target's newest value (`>`, because rows at the watermark are already loaded), or with
+       `overlap` the rows from that long before the newest value (`>=`, for rows committed late: merge them on a key);
+    3. for an absent or empty target and for a full refresh: all rows from `bootstrap_from` on.
 
-    A row whose value is NULL is in no window; `incremental_rejects` selects those.
+    No window selects a row whose value is NULL; `incremental_rejects` selects these rows.
 
-    A model that keeps few of the rows it looks at (dead letters, a quarantine) names what it looks at as `source`, and
-    has the post-hook `incremental_watermark`. Its newest row may be old, so its watermark is a property of its table:
-    the newest value of the source when the run began, where its window ends as well.
+    A model that keeps few of the scanned rows (dead letters, a quarantine) names the scanned relation as `source`, and
+    has the post-hook `incremental_watermark`. The model's newest row may be old, so the watermark is a property of its
+    table: the newest value of the source when the run began, where the run's window ends too.
 -#}
 
 {% macro incremental_window(
@@ -35,7 +36,7 @@
     {%- set bootstrap_from = bootstrap_from or options.bootstrap_from -%}
     {%- do lakehouse_patterns.require(
         window_to or not window_from,
-        'window_from needs window_to: without an end a backfill reads everything that came since'
+        'window_from needs window_to: without an end a backfill also reads all later rows'
     ) -%}
 
     {%- set end = lakehouse_patterns._moment('window_to', window_to) if window_to -%}
@@ -71,7 +72,7 @@
         {%- do lakehouse_patterns._require_incremental_watermark() -%}
         {%- set newest = lakehouse_patterns._newest(column, source, where=bounds[0]) -%}
         {%- if newest is none -%}
-            {#- Not (false): behind a table's name Spark reads "where (false)" as an alias with a column's name. -#}
+            {#- Not (false): after a table's name Spark reads "where (false)" as an alias with a column's name. -#}
             {{ return('false') }}
         {%- endif -%}
         {%- do bounds.append(
@@ -87,8 +88,9 @@
 
 {% macro default__incremental_watermark() %}
     {#-
-        The statement that has just run says where its window ended. Nothing else knows: the source has gone on since.
-        A run killed before this hook leaves an older watermark, and rows that are newer than it, which count as well.
+        The end of the window is read from the statement that has just run, because the source may have newer rows by
+        now. A run killed before this hook leaves an older watermark and newer rows in the table; the next run starts
+        from the later of the two.
     -#}
     {%- if not execute -%}
         {{ return('') }}
@@ -117,7 +119,7 @@
 {% endmacro %}
 
 {% macro default__incremental_groups(relation, by, column) %}
-    {#- The groups that new rows touch, for a model that computes a touched group anew, whole. -#}
+    {#- The groups that new rows touch, for a model that recomputes whole groups. -#}
     {%- set groups = lakehouse_patterns.as_list(by) -%}
     {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
     {%- do lakehouse_patterns.require(groups, 'incremental_groups needs by: the column or columns of a group') -%}
@@ -136,7 +138,7 @@ group by {{ groups | join(', ') }}
 {% endmacro %}
 
 {% macro default__current_lines(lines, files) %}
-    {#- Bronze only appends: of a file that landed again, the highest load is the file. -#}
+    {#- Bronze only appends: of a file that landed again, only the highest load counts. -#}
 with current_loads as (
     select
         file_path,
@@ -169,7 +171,7 @@ inner join current_loads
 {% endmacro %}
 
 {% macro _watermark(column, has_own_watermark) %}
-    {#- Up to where the target has taken its source; none if it is absent or rebuilt, or empty and without its own. -#}
+    {#- The watermark of the target; none if the target is absent, rebuilt, or empty without a watermark property. -#}
     {%- set name = column.split('.')[-1] -%}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('`?\\w+`?', name),
@@ -207,7 +209,7 @@ inner join current_loads
 {% endmacro %}
 
 {% macro _require_incremental_watermark() %}
-    {#- Without the hook each run would look at the same rows again, and nobody would notice. -#}
+    {#- Without the hook each run would silently scan the same rows again. -#}
     {%- do lakehouse_patterns.require(
         'incremental_watermark' in (model.config.get('post-hook') or []) | map(attribute='sql') | join,
         "source needs the model's post_hook '{{ lakehouse_patterns.incremental_watermark() }}'"

@@ -1,11 +1,11 @@
 {#-
-    Readiness Marker for the tables of a dbt run: one row in a ledger says that a dataset is ready, and which commit
-    of each of its tables belongs to it.
+    Readiness Marker for the tables of a dbt run: one row in a ledger states that a dataset is ready, and names the
+    commit of each of its tables.
 
-    A dataset is all models, seeds and snapshots with one tag. `withdraw_readiness` is an on-run-start hook and takes the
-    row away before the first of them is built; `publish_readiness` is an on-run-end hook, dbt's very last step, and
-    writes it when every node of the run passed. A run that dies in between leaves no row, and so does one that
-    selects only some of the dataset's tables: the others are older than what they are made of.
+    A dataset is all models, seeds and snapshots with one tag. `withdraw_readiness` is an on-run-start hook and deletes
+    the row before the first table is built. `publish_readiness` is an on-run-end hook, dbt's last step, and writes the
+    row when every node of the run passed. A run that dies in between leaves no row. A run that selects only some of the
+    dataset's tables leaves no row either, because the other tables are older than their sources.
 -#}
 
 {% macro withdraw_readiness(dataset, location_root=none) %}
@@ -15,7 +15,7 @@
 {% macro default__withdraw_readiness(dataset, location_root) %}
     {%- if execute and lakehouse_patterns._readiness_members(dataset, selected_resources) -%}
         {%- set ledger = lakehouse_patterns._readiness_ledger(location_root) -%}
-        {#- Without a matching row this commits nothing. -#}
+        {#- Without a matching row the delete writes no commit. -#}
         {%- do run_query('delete from ' ~ ledger ~ " where dataset = '" ~ dataset ~ "'") -%}
     {%- endif -%}
 {% endmacro %}
@@ -34,7 +34,7 @@
                 {%- do reasons.append(result.node.name ~ ' ' ~ result.status) -%}
             {%- endif -%}
         {%- endfor -%}
-        {#- What --exclude leaves out is left out of the dataset; --select builds a part of it. -#}
+        {#- Tables left out by --exclude do not belong to the dataset; --select builds a part of the dataset. -#}
         {%- if invocation_args_dict.get('select') or invocation_args_dict.get('selector') -%}
             {%- for node in lakehouse_patterns._readiness_members(dataset) if node.unique_id not in statuses -%}
                 {%- do reasons.append(node.name ~ ' was not selected') -%}
@@ -56,7 +56,7 @@
 
 
 {% macro _readiness_members(dataset, among=none) %}
-    {#- The dataset's nodes that are stored; only those among some unique ids, if given. -#}
+    {#- The dataset's stored nodes; with `among` only the nodes with these unique ids. -#}
     {%- set members = [] -%}
     {%- for node in graph.nodes.values()
         if node.resource_type in ('model', 'seed', 'snapshot')
@@ -70,7 +70,7 @@
 
 
 {% macro _readiness_ledger(location_root) %}
-    {#- Also registers the table again after the metastore was lost: no node declares it. -#}
+    {#- This also registers the table again after a loss of the metastore, because no node declares the table. -#}
     {%- set ledger = api.Relation.create(
         schema=target.schema, identifier='observability_readiness', type='table'
     ) -%}

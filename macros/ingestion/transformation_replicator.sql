@@ -1,13 +1,13 @@
 {#-
-    Transformation Replicator in SQL: the select list of a replica that holds only what may leave.
+    Transformation Replicator in SQL: the select list of a replica that holds only the columns that may leave.
 
-    The contract is what dbt's YAML says of the source's columns (or the argument `contract`, in the form of
-    python_jobs/ingestion/data_contract.py, whose rules these macros share): a column that isn't listed there doesn't
-    leave, nor does one tagged `pii` without a `transform`. Nested fields are columns of their own, named as Delta
-    does: `address.city`, `devices.element.version`, `settings.value.theme`.
+    The contract is dbt's YAML of the source's columns (or the argument `contract`, in the form of
+    python_jobs/ingestion/data_contract.py, whose rules these macros share). An unlisted column is withheld, and so is a
+    column tagged `pii` without a `transform`. Nested fields are listed as columns with Delta's names: `address.city`,
+    `devices.element.version`, `settings.value.theme`.
 
-    When the relation exists its columns are compared with the contract while the model is compiled. The SQL itself
-    names what leaves, one by one, so that what came since stays too.
+    When the relation exists, its columns are compared with the contract while the model is compiled. The SQL names each
+    selected column, so that columns added after the compilation are withheld too.
 -#}
 
 {% macro transformation_replicator(relation, contract=none, on_unknown='fail') %}
@@ -44,7 +44,7 @@
 {% endmacro %}
 
 {% macro default__transformation_replicator_purge() %}
-    {#- Post-hook: no file of an older version stays, which may hold what was reclassified since. -#}
+    {#- Post-hook: remove the files of older versions, which may hold columns that were reclassified later. -#}
     {%- if execute -%}
         {%- do run_query('set spark.databricks.delta.retentionDurationCheck.enabled = false') -%}
         {%- do run_query('vacuum ' ~ this ~ ' retain 0 hours') -%}
@@ -53,7 +53,7 @@
 {% endmacro %}
 
 {% test no_sensitive_columns(model, replica_of, contract=none) %}
-    {#- One row for each column or field of the model that the contract of `replica_of` tags and doesn't transform. -#}
+    {#- One row for each column or field of the model that the contract of `replica_of` tags but doesn't transform. -#}
     {%- set leaked = [] -%}
     {%- if execute -%}
         {%- set root = lakehouse_patterns._replica_contract(replica_of, contract) -%}
@@ -122,7 +122,7 @@
 {% endmacro %}
 
 {% macro _replica_entries(relation) %}
-    {#- Columns of the model, source, seed or snapshot behind a relation, as its YAML has them. -#}
+    {#- The columns of a relation's model, source, seed or snapshot, as in its YAML. -#}
     {%- set entries = [] -%}
     {%- for node in graph.nodes.values() | list + graph.sources.values() | list
         if node.resource_type in ['model', 'source', 'seed', 'snapshot']
@@ -190,8 +190,8 @@
 {#- The check against the relation -#}
 
 {% macro _replica_unknown(relation, root) %}
-    {#- What the relation has and the contract doesn't list. A relation that isn't there yet has nothing. -#}
-    {#- Not by dbt's cache of relations: what another program made since is as real. -#}
+    {#- The relation's columns and fields that the contract doesn't list; none for an absent relation. -#}
+    {#- dbt's cache of relations isn't used, because it lacks relations that other programs created later. -#}
     {%- set fields = lakehouse_patterns.column_types(relation).items() | list -%}
     {%- if not fields -%}
         {{ return([]) }}
@@ -287,7 +287,7 @@
 {% endmacro %}
 
 {% macro _replica_split(text) %}
-    {#- Split at the commas that stand in no brackets. -#}
+    {#- Split at the commas outside brackets. -#}
     {%- set parts, state = [], namespace(depth=0, part='') -%}
     {%- for character in text -%}
         {%- set state.depth = state.depth + (1 if character in '<(' else -1 if character in '>)' else 0) -%}
@@ -302,7 +302,7 @@
 {% endmacro %}
 
 {% macro _replica_type_paths(path, type) %}
-    {#- The paths of a column and of everything in it. -#}
+    {#- The paths of a column and of all fields in it. -#}
     {%- set paths = [path] -%}
     {%- if type.startswith('struct<') -%}
         {%- for name, inner in lakehouse_patterns._replica_fields(type) -%}
@@ -321,7 +321,7 @@
 {#- The SQL -#}
 
 {% macro _replica_expression(node, value, depth) %}
-    {#- A value with only what may leave of it; NULL stays NULL. -#}
+    {#- A value reduced to the fields that may leave; NULL stays NULL. -#}
     {%- set children = [] -%}
     {%- for child in node.children.values() if lakehouse_patterns._replica_leaves(child) -%}
         {%- do children.append(child) -%}
@@ -371,8 +371,8 @@
         ) }}
     {%- endif -%}
     {#-
-        HMAC-SHA-256. The key is looked up where the row is: compiled SQL, plans and logs hold only its name. reflect
-        gives the text 'null' for a variable that isn't set.
+        HMAC-SHA-256. The executor that holds the row looks up the key, so that compiled SQL, plans and logs hold only
+        the key's name. reflect returns the text 'null' for a variable that isn't set.
     -#}
     {%- set key = "reflect('java.lang.System', 'getenv', '" ~ argument ~ "')" -%}
     {{ return(

@@ -1,4 +1,4 @@
-{#- Full Loader: checks of a version, the view that shows it, and the way back. -#}
+{#- Full Loader: the checks of a version, the view that shows it, and the rollback. -#}
 
 {% macro expose_version(model_name, version=none, max_shrink_percent=none) %}
     {{ return(adapter.dispatch('expose_version', 'lakehouse_patterns')(model_name, version, max_shrink_percent)) }}
@@ -17,7 +17,7 @@
         {%- endif -%}
         {%- set view = lakehouse_patterns.relation_of(node, 'view') -%}
         {%- set versions = lakehouse_patterns._full_loader_versions(view) -%}
-        {#- By default the newest that is there, not this run's: exposing may be retried alone. -#}
+        {#- The default is the newest kept version, not this run's version, because the operation may run alone. -#}
         {%- set version = versions | last | default('newest') if version is none
             else lakehouse_patterns._full_loader_run(version) if options.immutable
             else lakehouse_patterns.require_date(version) | replace('-', '') -%}
@@ -105,7 +105,7 @@ from {{ snapshot }}
 
 
 {% macro _full_loader_empty_view_sql(view, types) %}
-    {#- With --empty, where nothing is shown yet: models that read the view can be checked as well. -#}
+    {#- For --empty when no view exists yet, so that models that read the view can be checked too. -#}
 create or replace view {{ view }}
 {{ lakehouse_patterns.view_comments(model, types) }}
 as

@@ -1,7 +1,7 @@
 {#- Full Loader: names of versions and a model's options. -#}
 
 {% macro _full_loader_version(options) %}
-    {#- Proxy names a version after the run's start: a rerun for the same date writes another one. -#}
+    {#- Proxy names a version after the run's start, so that a rerun for the same date writes another version. -#}
     {%- if options.immutable -%}
         {{ return(run_started_at.strftime('%Y%m%d_%H%M%S')) }}
     {%- endif -%}
@@ -59,13 +59,13 @@
 
 
 {% macro _full_loader_version_of(relation) %}
-    {#- The version that a table is or a view shows; none of ours is an empty text. -#}
+    {#- The version that a table holds or a view shows; an empty text for a relation without our property. -#}
     {{ return(lakehouse_patterns.table_property(relation, 'lakehouse_patterns.full_loader.version') or '') }}
 {% endmacro %}
 
 
 {% macro _full_loader_versions(view) %}
-    {#- Our versions alone: a table that something else made may be named like one. -#}
+    {#- Only versions that this materialization created: another table may have the name of a version. -#}
     {%- set versions = [] -%}
     {%- for version, table in lakehouse_patterns.names_like(view).items()
         if modules.re.fullmatch('\\d{8}(_\\d{6})?', version)

@@ -1,20 +1,20 @@
 {#-
-    Full Loader in SQL: each run writes the whole dataset to `<model>_<yyyymmdd>`, checks it there, and only then makes
-    the view `<model>` show it, in one statement.
+    Full Loader in SQL: each run writes the whole dataset to `<model>_<yyyymmdd>` and checks this table. Only then one
+    statement makes the view `<model>` show the table.
 
-    The view names the commit that it shows (`version as of`), not just the table. So the exposed version can be
-    loaded again, and that load refused, without a reader seeing any of it. What VACUUM and the log's clean-up would
-    take from under the view stays, because the version tables keep removed files and log for ten years: a version
-    is meant to be dropped as a whole.
+    The view names the commit that it shows (`version as of`), not only the table. The exposed version can therefore be
+    loaded again, and that load refused, without any effect for readers. The version tables keep removed files and the
+    log for ten years, so that VACUUM and the log's clean-up delete nothing that the view shows: a version is dropped as
+    a whole.
 
-    Version tables are managed ones, whatever `location_root` says: dropping an external table leaves its files.
+    Version tables are managed tables, whatever `location_root` is, because dropping an external table leaves its files.
 
     With `immutable` it is Proxy: a version is named after the run's start, written once and never dropped.
 
     Tables without our properties are never changed, even if they are named like a version.
 
     Files: versioned_table.sql (the load), options.sql (names of versions and a model's options), expose.sql (checks, the
-    view and the way back).
+    view and the rollback).
 -#}
 
 {% materialization versioned_table, adapter='spark', supported_languages=['sql'] %}
@@ -61,7 +61,7 @@ from {{ batch }}
 
 
 {% macro _full_loader_require_own(table, version) %}
-    {#- `create or replace` would take a table that something else made. -#}
+    {#- `create or replace` would replace a table that something else created. -#}
     {%- do lakehouse_patterns.require(
         not lakehouse_patterns.is_in_catalog(table) or lakehouse_patterns._full_loader_version_of(table) == version,
         table ~ ' is there and was not made by versioned_table: rename or drop it'
