@@ -137,7 +137,7 @@ def test_utf_8_is_read_with_and_without_a_byte_order_mark_and_with_each_line_end
         ("id,value\n1,a\n".encode("utf-16"), r"was not loaded: "),
         (codecs.BOM_UTF8 * 2 + b"id,value\n1,a\n", r"column name mismatch in header line"),
         (b"id,value\n1,a\r2,b\n", r"unquoted carriage return found in data .*line 2"),
-        (b"id,value\n1,a\n\\.\n2,b\n", r"line 3 is '\\.', which PostgreSQL takes for the end of the data"),
+        (b"id,value\n1,a\n\\.\n2,b\n", r"line 3 is '\\.', which PostgreSQL reads as the end of the data"),
         (b"id,value\r\n1,a\r\n\\.\r\n2,b\r\n", r"line 3 is '\\.'"),
         (b"id,value\n1,a\n\\.", r"line 3 is '\\.'"),
     ],

@@ -1,18 +1,18 @@
 """Idempotent Operations, transactional inbox: an effect in PostgreSQL happens once for each message.
 
-Problem: look up, process, mark as processed: a crash before the mark repeats the effect, and two workers that look up
-at once both have it.
+Problem: a worker looks up a message's id, processes the message and marks it as processed. A crash before the mark
+repeats the effect, and two workers that look up at once both apply it.
 
-Guarantee: the message's id and the effect are one transaction, the id first. Whatever fails, neither is there; of two
-workers with one id the second waits for the first and then has nothing to do. An id is known for the horizon; a
-duplicate that comes later is a new message.
+Guarantee: the message's id and the effect are one transaction, and the id is written first. If anything fails, neither
+is stored. Of two workers with one id, the second waits for the first and then does nothing. An id is known for the
+horizon; a duplicate that comes later is a new message.
 
     with connect_by_environment() as connection:
         inbox = Inbox(connection, "processed_messages")
         inbox.once("visit-1", lambda: connection.execute("insert into …"), now)
 
-The effect uses the same connection and opens no transaction of its own. Cost: one insert into a unique index a
-message, and the index: :meth:`Inbox.forget` keeps it as small as the horizon.
+The effect must use the same connection and open no transaction of its own. Cost: one insert into a unique index for
+each message, and the index; :meth:`Inbox.forget` limits the index to the horizon.
 
 Source: the guide's ``pat-idempotent`` and ``pat-exactly-once`` (route 3).
 """
@@ -32,18 +32,18 @@ _FOR_EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
 class Inbox:
-    """The table of processed messages, made if absent."""
+    """The table of processed messages; it is created if it doesn't exist."""
 
     def __init__(self, connection: Connection, table: str, horizon: dt.timedelta | None = None) -> None:
-        """Take the table as it is, or make it.
+        """Use the table, or create it if it doesn't exist.
 
         Args:
-            connection: in autocommit mode; its transactions are the inbox's.
-            table: name or schema.name.
-            horizon: for how long ids are known; None: for ever.
+            connection: connection in autocommit mode; the inbox opens its transactions.
+            table: name or schema.name of the table.
+            horizon: time for which ids are known; default: for ever.
 
         Raises:
-            WrongUse: the connection holds a transaction open, into which effects would go.
+            WrongUse: the connection isn't in autocommit mode, so effects would join the caller's transaction.
         """
         if not connection.autocommit:
             raise WrongUse("an inbox needs a connection in autocommit mode: it makes the transactions itself")
@@ -58,17 +58,17 @@ class Inbox:
             )
 
     def once(self, message_id: str, effect: Callable[[], object], now: dt.datetime) -> bool:
-        """Have the effect and the id in one transaction; return whether it happened now (False: it had before).
+        """Apply the effect and store the id in one transaction; return False if the id was stored before.
 
         Raises:
-            Exception: what the effect raised; neither is there.
+            Exception: the effect's own error; neither the effect nor the id is stored.
         """
         oldest = _FOR_EVER if self._horizon is None else now - self._horizon
         with self._connection.transaction():
             claimed = self._connection.execute(
                 sql.SQL(
                     "insert into {0} as known (message_id, processed_at) values (%s, %s) "
-                    # A failed insert would end the transaction; this one waits for who inserts the same id.
+                    # A failed insert would end the transaction; this one waits for another insert of the same id.
                     "on conflict (message_id) do update set processed_at = excluded.processed_at "
                     "where known.processed_at < %s"
                 ).format(self._table),
@@ -80,7 +80,7 @@ class Inbox:
         return True
 
     def forget(self, now: dt.datetime) -> int:
-        """Delete ids beyond the horizon; return their number."""
+        """Delete the ids that are older than the horizon and return their number."""
         if self._horizon is None:
             return 0
         statement = sql.SQL("delete from {} where processed_at < %s").format(self._table)

@@ -1,18 +1,17 @@
-"""Exactly-Once, absolute values: a row of PostgreSQL is set only on top of the version that it was computed from.
+"""Exactly-Once, absolute values: a row of PostgreSQL is set only if it is still at the version that was read.
 
-Problem: "set the stock to 41" may be repeated, unlike "take one from the stock". But two programs that have both read
-42 both set 41, and one of two sales is lost.
+Problem: "set the stock to 41" may be repeated; "take one from the stock" may not. But if two programs have both read
+42, both set 41, and one of two sales is lost.
 
-Guarantee: each row has a version. Who sets a row names the version that the new values were computed from; if another
-one came before, nothing is set and the caller is told, reads again and computes again.
+Guarantee: each row has a version. The caller passes the version from which it computed the new values. If another
+program has set the row since, nothing is set and ``StaleVersion`` is raised; the caller must read and compute again.
 
     inbox.once("sale-7", lambda: set_row(connection, "stock", {"article": "a"}, {"pieces": 41}, version=3), now)
 
-The guard takes a repetition of the same set for a second one, as it must: two sales from 42 both set 41. An inbox
-(:mod:`python_jobs.idempotency.inbox`) tells which of them was done. Cost: none beyond the row's own update, which
-locks it.
+A repetition of the same set is refused, too: it can't be told from a second sale, which also sets 41. Use an inbox
+(:mod:`python_jobs.idempotency.inbox`) to skip repetitions. Cost: only the row's own update, which locks the row.
 
-Source: the guide's ``pat-exactly-once``, revisited in its chapter 10.
+Source: the guide's ``pat-exactly-once``, corrected in its chapter 10.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from python_jobs.shared.postgres.relations import Connection
 
 
 class StaleVersion(JobFailed):
-    """The row has changed since it was read; read it again and compute anew."""
+    """The row has changed since it was read; read it and compute the values again."""
 
 
 def read_row(connection: Connection, table: str, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the row of a key with its column ``version``; None if there is none."""
+    """Return the row of a key with its column ``version``; None if there is no row."""
     query = sql.SQL("select * from {} where {}").format(table_name(table), _is(key))
     return connection.cursor(row_factory=dict_row).execute(query, list(key.values())).fetchone()
 
@@ -48,11 +47,11 @@ def set_row(
     """Set columns of a key's row and return its new version.
 
     Args:
-        connection: within the caller's transaction, or each call is one.
-        table: name or schema.name; it has a unique key of the columns of ``key``, and a column ``version bigint``.
+        connection: connection in the caller's transaction; without one, each call is a transaction.
+        table: name or schema.name of a table with a unique key on the columns of ``key`` and ``version bigint``.
         key: columns and values that identify the row.
-        values: columns and their new values, absolute ones.
-        version: that of the row when the values were computed; 0 where there was none.
+        values: columns and their new absolute values.
+        version: version of the row from which the values were computed; 0 (default) if there was no row.
 
     Raises:
         StaleVersion: the row is at another version; nothing is set.
@@ -77,7 +76,7 @@ def set_row(
         row = ", ".join(f"{name} {value}" for name, value in key.items())
         raise StaleVersion(
             f"{table}, {row}: the values were computed from version {version}, which is not the row's; "
-            "read it again, nothing was set"
+            "nothing was set, read the row again"
         )
     return version + 1
 

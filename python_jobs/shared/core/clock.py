@@ -1,4 +1,4 @@
-"""Processing time: the clock's, or the one that a run is given to be repeatable."""
+"""Processing time: the clock's time, or a given time that makes a run repeatable."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def utc_now() -> dt.datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """Parameters of a run that stamps its rows, or measures ages, with its time."""
+    """Parameters of a run that stamps its rows with its time, or measures ages by it."""
 
     now: str | None = None
-    """Time of the run or batch (ISO 8601), also that of its rows (ingested_at and the like); default: the clock."""
+    """Time of the run or batch and of its rows, such as ingested_at (ISO 8601); default: the clock's time."""
 
     def __post_init__(self) -> None:
         if self.now is not None:

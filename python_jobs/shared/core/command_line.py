@@ -61,7 +61,7 @@ def run_program(
     run: Callable[[Parameters], Report],
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
-    """Run what needs no Spark under the same contract: command line, report, exit code."""
+    """Run a program without Spark under the contract of jobs: command line, report, exit code."""
     try:
         parameters, report_path = parse_parameters(parameters_class, argv)
         report = run(parameters)

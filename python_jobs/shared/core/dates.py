@@ -11,7 +11,7 @@ def parse_date(text: str) -> dt.date:
     """Read an ISO date.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no ISO date.
     """
     try:
         if len(text) == 10:

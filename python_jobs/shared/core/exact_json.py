@@ -1,4 +1,4 @@
-"""JSON whose numbers keep their digits: parsed and written again, ``1.10`` is ``1.10``."""
+"""JSON whose numbers keep their digits: ``1.10`` stays ``1.10`` after it is parsed and written."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 
 class Number(str):
-    """A number as the text spells it: 1.10 is not 1.1."""
+    """A number with the digits of its text: 1.10 is not 1.1."""
 
     __slots__ = ()
 
 
 class Object(list[tuple[str, Any]]):
-    """A JSON object with its order and repeated names."""
+    """A JSON object as pairs, which keep their order and repeated names."""
 
 
 def parse(text: str | bytes) -> Any:
     """Return the value with numbers as :class:`Number` and objects as :class:`Object`.
 
     Raises:
-        ValueError: it is no JSON, as ``NaN`` and ``Infinity`` are none.
-        RecursionError: it is nested too deep.
+        ValueError: the text is no JSON; ``NaN`` and ``Infinity`` are no JSON either.
+        RecursionError: the text is nested too deep.
     """
     return json.loads(
         text, parse_float=Number, parse_int=Number, parse_constant=_refuse, object_pairs_hook=Object
@@ -33,7 +33,7 @@ def _refuse(constant: str) -> Any:
 
 
 def write(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
-    """Return the text of what :func:`parse` returns; texts that UTF-8 can't hold are escaped."""
+    """Return the JSON text of a value of :func:`parse`; texts that UTF-8 can't hold are escaped."""
     between, colon = separators
     if isinstance(value, Number):
         return str(value)

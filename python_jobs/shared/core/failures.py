@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class JobFailed(Exception):
-    """The work could not be done; the message is one sentence for a person."""
+    """The work could not be done; the message is one sentence for the user."""
 
     exit_code = 1
 
@@ -16,22 +16,22 @@ class WrongUse(JobFailed):
 
 
 class DataRefused(JobFailed):
-    """The data broke a rule the user set; nothing of it was published."""
+    """The data broke a rule of the user; none of the data was published."""
 
     exit_code = 3
 
 
 class NotReady(JobFailed):
-    """The input is not there or not complete yet; try again later."""
+    """The input is missing or not complete yet; try again later."""
 
     exit_code = 4
 
 
 def require_at_least(least: int, **numbers: float | None) -> None:
-    """Refuse parameters below a least value, by name; None is no value.
+    """Refuse parameters that are below the least value and name the first; None is no value.
 
     Raises:
-        WrongUse: one is below it.
+        WrongUse: a parameter is below the least value.
     """
     for name, value in numbers.items():
         if value is not None and not value >= least:  # NaN is refused too

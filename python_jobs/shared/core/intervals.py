@@ -1,4 +1,4 @@
-"""Half-open time intervals in UTC, the unit every load and backfill is asked for."""
+"""Half-open time intervals in UTC, the unit of every load and backfill."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def parse_time(text: str) -> dt.datetime:
 
 
 def to_micros(moment: dt.datetime) -> int:
-    """Return an aware time as microseconds since 1970, exactly; Spark's ``timestamp_micros`` reads them."""
+    """Return an aware time as exact microseconds since 1970, as Spark's ``timestamp_micros`` reads them."""
     return (moment - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 def from_micros(micros: int) -> dt.datetime:
-    """Return the time in UTC of microseconds since 1970, as Spark's ``unix_micros`` gives them.
+    """Return the time in UTC from microseconds since 1970, as Spark's ``unix_micros`` returns them.
 
     >>> from_micros(1_500_000)
     datetime.datetime(1970, 1, 1, 0, 0, 1, 500000, tzinfo=datetime.timezone.utc)
@@ -43,7 +43,7 @@ def from_micros(micros: int) -> dt.datetime:
 
 @dataclass(frozen=True)
 class Interval:
-    """The times ``start <= t < end``."""
+    """The interval of all times ``start <= t < end``."""
 
     start: dt.datetime
     end: dt.datetime
@@ -56,7 +56,7 @@ class Interval:
 
     @classmethod
     def parse(cls, start: str, end: str) -> Interval:
-        """Read both bounds with :func:`parse_time`."""
+        """Return the interval between two texts, each read with :func:`parse_time`."""
         return cls(parse_time(start), parse_time(end))
 
     def __contains__(self, moment: dt.datetime) -> bool:

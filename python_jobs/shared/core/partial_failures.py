@@ -1,4 +1,4 @@
-"""Failures of single parts of a run (dates, chunks) that don't stop the others, and are raised at its end."""
+"""Failures of single parts of a run (dates, chunks): they don't stop other parts and are raised at the run's end."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from python_jobs.shared.core.failures import JobFailed, root_cause
 
 
 def failure_sentence(failure: Exception) -> str:
-    """Return one sentence of why a part failed, whoever raised it."""
+    """Return in one sentence why a part failed, for any exception."""
     return str(failure) if isinstance(failure, JobFailed) else root_cause(failure)[:300]
 
 
 def require_no_failures(failures: Mapping[str, Exception], outcome: str) -> None:
-    """Raise what failed, if anything.
+    """Raise one error for all failed parts, if there are any.
 
     Args:
-        failures: by the name of the part.
-        outcome: what was done all the same, the end of the sentence.
+        failures: the exception of each failed part, by the part's name.
+        outcome: the end of the sentence: which work was done despite the failures.
 
     Raises:
-        JobFailed: of the failures' own kind if they agree.
+        JobFailed: a part failed. If all failures have one class of JobFailed, the error has this class.
     """
     if not failures:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# Two letters at least, as RFC 3986 has it but for Windows' drives.
+# At least two letters: RFC 3986 also allows one, but a single letter is a Windows drive.
 _SCHEME = re.compile(r"(?:[a-z][a-z0-9+.-]+://|(?:file|hdfs|viewfs|webhdfs|dbfs):/)", re.IGNORECASE)
 
 
@@ -15,13 +15,13 @@ def is_path(table: str) -> bool:
 
 
 def is_uri(path: str) -> bool:
-    """Return whether a path begins with a scheme: ``name://``, or ``file:/`` and its like.
+    """Return whether a path begins with a scheme: ``name://``, or ``file:/`` and similar.
 
-    A colon alone makes no scheme: ``10:30/part.json`` is a local path.
+    A colon alone is no scheme: ``10:30/part.json`` is a local path.
     """
     return _SCHEME.match(path) is not None
 
 
 def absolute(path: str) -> str:
-    """Return a local path made absolute (Delta refuses relative ones in SQL); a URI stays as it is."""
+    """Return a local path as an absolute one (Delta refuses relative paths in SQL); a URI stays unchanged."""
     return path if is_uri(path) else str(Path(path).absolute())

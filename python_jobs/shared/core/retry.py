@@ -1,14 +1,14 @@
-"""Retryable Operations: what can heal is tried again, what can't is raised at once, and neither without bounds.
+"""Retryable Operations: retry errors that may pass, raise all other errors at once, and bound the retries.
 
-An error belongs to one of four classes (:class:`Failure`). Transient ones are retried. Ambiguous ones, after which
-the effect may or may not have happened, are retried only if the caller says that the operation is idempotent.
-Permanent ones and those that nobody has classified are raised at once.
+An error belongs to one of four classes (:class:`Failure`). Transient errors are retried. After an ambiguous error the
+effect may or may not have happened; it is retried only if the caller says that the operation is idempotent. Permanent
+and unknown errors are raised at once.
 
 The pause before try n + 1 is drawn at random below ``min(base · 2ⁿ, cap)`` ("full jitter"), so that callers that
-failed together don't come back together. Tries, total time and, across callers, retry tokens are bounded; a server's
-``Retry-After`` is a lower bound of the pause. The loop itself is tenacity's.
+failed together don't retry together. Tries and total time are bounded, and callers may share a bounded budget of retry
+tokens. A server's ``Retry-After`` is a lower bound of the pause. The loop itself is tenacity's.
 
-Nothing here needs Spark. A whole batch is retried, never record by record, which would stall its partition.
+This module needs no Spark. Retry a whole batch, never single records: retries of a record would stall its partition.
 
 Sources: the guide's Retryable Operations (chapter 2); M. Brooker, "Exponential Backoff And Jitter" and "Timeouts,
 retries and backoff with jitter" (Amazon), for full jitter and the token bucket.
@@ -43,32 +43,32 @@ _LOG = logging.getLogger(__name__)
 
 
 class Failure(enum.Enum):
-    """What a failed call says about the next one."""
+    """The class of an error: whether the next call may succeed and may be made."""
 
     TRANSIENT = "transient"
-    """Nothing has happened; the same call may succeed later."""
+    """The call had no effect; the same call may succeed later."""
     AMBIGUOUS = "ambiguous"
-    """It may or may not have happened; only an idempotent call may be repeated."""
+    """The call may or may not have had its effect; only an idempotent call may be repeated."""
     PERMANENT = "permanent"
-    """The same call will fail again: what was asked for is at fault."""
+    """The same call will fail again, because the request itself is wrong."""
     UNKNOWN = "unknown"
-    """Nobody has said what it means; not repeated, so that a new kind of error is seen."""
+    """The error is not classified; it is not repeated, so that a new kind of error is noticed."""
 
 
 class RateLimited(Exception):
-    """The other side asks to come back later."""
+    """The server asks the caller to try again later."""
 
     def __init__(self, sentence: str, retry_after: float) -> None:
         super().__init__(sentence)
         self.retry_after = retry_after
-        """Seconds to wait at least."""
+        """Minimum wait, in seconds."""
 
 
 class RetryBudgetExhausted(JobFailed):
-    """No time or no retry token is left; the cause is the last error."""
+    """No time or no retry token is left; ``__cause__`` is the last error."""
 
 
-# A plain JobFailed says only that the work could not be done, so that it is none of these.
+# A plain JobFailed says only that the work could not be done, so it is not in this list.
 _PERMANENT_TYPES = (
     PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, WrongUse, DataRefused, NotReady,
     ValueError, TypeError, LookupError,
@@ -77,17 +77,17 @@ _TRANSIENT_ERRNOS = {
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH,
 }  # fmt: skip
 _AMBIGUOUS_ERRNOS = {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
-# Answers that say that the request was not carried out.
+# Statuses which say that the request was not carried out.
 _TRANSIENT_STATUSES = {425, 429, 503}
 _REQUEST_TIMEOUT = 408
-# What requests says of the caller's own request, before anything is sent.
+# Errors of the caller's own request, which requests raises before it sends anything.
 _PERMANENT_REQUESTS = (
     requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema,
     requests.exceptions.InvalidHeader, requests.exceptions.InvalidJSONError, requests.exceptions.URLRequired,
     requests.exceptions.UnrewindableBodyError, requests.exceptions.StreamConsumedError,
     requests.exceptions.TooManyRedirects,
 )  # fmt: skip
-# A handshake that breaks off in the middle is a lost connection, and no certificate that is wrong.
+# A handshake that breaks off in the middle is a lost connection, not a wrong certificate.
 _BROKEN_HANDSHAKES = (
     "EOF occurred",
     "UNEXPECTED_EOF",
@@ -95,7 +95,7 @@ _BROKEN_HANDSHAKES = (
     "Connection reset",
     "ConnectionResetError",
 )
-# Spark and Delta say by their text what failed below them. The first sign that is found decides.
+# Spark and Delta name the underlying failure in their text. The first sign that is found decides.
 _SIGNS = {
     "AccessControlException": Failure.PERMANENT,
     "AccessDeniedException": Failure.PERMANENT,
@@ -114,7 +114,7 @@ _SIGNS = {
 
 
 def classify(error: BaseException) -> Failure:
-    """Return the class of an error of Python's, requests', Spark's or Delta's; subclasses share their parent's."""
+    """Return the class of an error of Python, requests, Spark or Delta; a subclass has the class of its parent."""
     if isinstance(error, requests.RequestException):
         return _classify_request(error)
     if isinstance(error, urllib.error.HTTPError):
@@ -124,7 +124,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, http.client.HTTPException):
         return Failure.PERMANENT if isinstance(error, http.client.InvalidURL) else Failure.AMBIGUOUS
     if isinstance(error, RetryBudgetExhausted):
-        return Failure.UNKNOWN  # tried enough; whoever counts failures has to count this one
+        return Failure.UNKNOWN  # tried enough; a caller that counts failures has to count this one
     if isinstance(error, RateLimited | ConnectionRefusedError | socket.gaierror):
         return Failure.TRANSIENT
     if isinstance(error, ConnectionError | TimeoutError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -140,10 +140,10 @@ def classify(error: BaseException) -> Failure:
 
 
 def classify_status(status: int) -> Failure:
-    """Return the class of an HTTP answer that is no success.
+    """Return the class of an HTTP status that is no success.
 
-    The server's faults, and numbers that no standard knows (520 to 529 of proxies), are ambiguous: only an answer of
-    the range 300 to 499 says that the request itself is at fault.
+    Server errors and non-standard statuses (520 to 529 of proxies) are ambiguous: only a status from 300 to 499 says
+    that the request itself is wrong.
     """
     if status in _TRANSIENT_STATUSES:
         return Failure.TRANSIENT
@@ -153,7 +153,7 @@ def classify_status(status: int) -> Failure:
 
 def _classify_request(error: requests.RequestException) -> Failure:
     if isinstance(error, requests.exceptions.JSONDecodeError):
-        return Failure.AMBIGUOUS  # an answer that broke off, or a proxy's page in its place
+        return Failure.AMBIGUOUS  # a truncated answer, or a proxy's page instead of the answer
     if isinstance(error, _PERMANENT_REQUESTS):
         return Failure.PERMANENT
     if error.response is not None and error.response.status_code >= 300:
@@ -167,7 +167,7 @@ def _classify_request(error: requests.RequestException) -> Failure:
 
 
 def retry_after(error: BaseException) -> float:
-    """Return how many seconds the other side asks to wait (``Retry-After``), 0 when it asks for nothing."""
+    """Return how many seconds the server asks to wait (``Retry-After``), 0 if it doesn't ask."""
     if isinstance(error, RateLimited):
         return error.retry_after
     response = getattr(error, "response", None)
@@ -176,7 +176,7 @@ def retry_after(error: BaseException) -> float:
         return float(asked)
     try:
         moment = parsedate_to_datetime(asked)
-        # Both times by the server's clock, if it tells: ours may be wrong.
+        # Take both times from the server's clock if it sends its time: our clock may be wrong.
         sent = response.headers.get("Date") if response is not None else None
         return max(0.0, (moment - (parsedate_to_datetime(sent) if sent else utc_now())).total_seconds())
     except (ValueError, TypeError):
@@ -184,10 +184,10 @@ def retry_after(error: BaseException) -> float:
 
 
 class RetryTokens:
-    """A budget of retries that callers share: in a long outage they stop to multiply the load.
+    """A budget of retries that callers share, so that a long outage doesn't multiply the load.
 
-    A retry takes ``cost`` tokens, a success gives one back, never above ``capacity``: while most calls succeed,
-    retries are free; when none does, ``capacity / cost`` of them happen in all.
+    A retry takes ``cost`` tokens. A success gives one token back, up to ``capacity``. While most calls succeed, retries
+    are free; when no call succeeds, there are ``capacity / cost`` retries in all.
     """
 
     def __init__(self, capacity: int = 100, cost: int = 5) -> None:
@@ -198,7 +198,7 @@ class RetryTokens:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Take the tokens of one retry; False, and nothing taken, when there are too few."""
+        """Take the tokens of one retry and return True; return False and take nothing if there are too few."""
         with self._lock:
             if self.left < self._cost:
                 return False
@@ -206,27 +206,27 @@ class RetryTokens:
             return True
 
     def give_back(self) -> None:
-        """Credit one success."""
+        """Give one token back after a success."""
         with self._lock:
             self.left = min(self._capacity, self.left + 1)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often, how long and at what distance an operation is tried."""
+    """The bounds of an operation's tries: their number, their time and the pauses between them."""
 
     attempts: int = 5
-    """Most tries, the first one included."""
+    """Maximum number of tries, the first one included."""
     base_seconds: float = 1
-    """Longest pause before the second try; doubled before each further one."""
+    """Longest pause before the second try, in seconds; it doubles before each further try."""
     cap_seconds: float = 60
-    """Longest pause of all; only a Retry-After may be longer."""
+    """Longest pause before any try, in seconds; only a Retry-After may be longer."""
     jitter: Literal["full", "tenth"] = "full"
-    """full: between 0 and the pause; tenth: the pause ± 10 %, for a single caller that wants its rhythm kept."""
+    """full: between 0 and the pause; tenth: the pause ± 10 %, for a single caller that needs regular tries."""
     attempt_seconds: float = 30
-    """Timeout of one try, handed to the operation; less when less of the total is left."""
+    """Timeout of one try in seconds, passed to the operation; less if less of the total time is left."""
     total_seconds: float = 300
-    """Time for all tries and pauses together; math.inf for operations that may take any time."""
+    """Time for all tries and pauses together, in seconds; math.inf for operations that may take any time."""
 
     def __post_init__(self) -> None:
         require_at_least(1, attempts=self.attempts)
@@ -242,22 +242,22 @@ class RetryPolicy:
             raise WrongUse("attempt_seconds and total_seconds must be above 0")
 
     def pauses(self, retry: int) -> tuple[float, float]:
-        """Return the shortest and the longest pause before a retry, numbered from 0; never above the cap."""
-        # Beyond 2 to the 62nd nothing is below a cap that anyone would set, and the power stays a float.
+        """Return the shortest and the longest pause before a retry (from 0), in seconds and at most the cap."""
+        # The exponent ends at 62: the pause is above any sensible cap there, and the power stays a float.
         pause = min(self.base_seconds * 2.0 ** min(retry, 62), self.cap_seconds)
         return (0.0, pause) if self.jitter == "full" else (0.9 * pause, min(1.1 * pause, self.cap_seconds))
 
 
 class Retrier:
-    """Tries operations under one policy; threads may share it.
+    """Calls operations under one retry policy; threads may share a retrier.
 
     Args:
-        policy: bounds and pauses.
+        policy: bounds and pauses; by default those of ``RetryPolicy()``.
         tokens: retry budget shared with other callers; none by default.
-        classifier: from an error to its class.
-        clock: seconds, monotonic.
-        sleep: waits so many seconds.
-        draw: returns a random number between two.
+        classifier: function that returns the class of an error.
+        clock: function that returns monotonic seconds.
+        sleep: function that waits for a number of seconds.
+        draw: function that returns a random number between two numbers.
     """
 
     def __init__(
@@ -278,14 +278,14 @@ class Retrier:
         self._draw = draw
 
     def call(self, operation: Callable[[float], Result], *, idempotent: bool) -> Result:
-        """Return what ``operation(timeout in seconds)`` returns, tried again while that can help.
+        """Return the result of ``operation(timeout in seconds)``, retried while its errors may pass.
 
-        ``idempotent`` says whether the operation, done twice, leaves what it leaves when done once; there is no
-        default, because only the caller can know.
+        ``idempotent`` says whether two calls of the operation leave the same state as one call. It has no default,
+        because only the caller knows this.
 
         Raises:
             RetryBudgetExhausted: the next try would begin after the total time, or no retry token is left.
-            Exception: the operation's own last error, when it can't heal or the tries are used up.
+            Exception: the operation's own last error, if the error is not retried or the tries are used up.
         """
         policy, started = self.policy, self._clock()
 
@@ -310,7 +310,7 @@ class Retrier:
                 raise RetryBudgetExhausted(
                     f"gave up after {state.attempt_number} tries: the callers' retry tokens are used up"
                 ) from error
-            # The kind of error only: its text may hold what was sent.
+            # Log only the error's class: its text may hold the request.
             _LOG.warning(
                 "try %d failed (%s), next in %.3g s", state.attempt_number, type(error).__name__, seconds
             )

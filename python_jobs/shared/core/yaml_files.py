@@ -11,10 +11,10 @@ from python_jobs.shared.core.failures import WrongUse
 
 
 def read_yaml(path: str, what: str) -> Any:
-    """Return the content of a YAML (or JSON) file; ``what`` names it in messages, such as ``contract``.
+    """Return the content of a YAML (or JSON) file; ``what`` names the file in messages, such as ``contract``.
 
     Raises:
-        WrongUse: the file is missing or no YAML.
+        WrongUse: the file is missing or is no YAML.
     """
     file = Path(path)
     if not file.is_file():

@@ -20,9 +20,9 @@ BRONZE_TYPES = {
 
 
 def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str]) -> DataFrame:
-    """Return the bronze rows of Kafka's records. ``ingested_at`` is in microseconds since 1970.
+    """Return the bronze rows of Kafka's records.
 
-    A cast to string keeps the bytes as they are, also those that are no UTF-8.
+    ``ingested_at`` is in microseconds since 1970. A cast to string keeps all bytes, even if they are no UTF-8.
     """
     rows = records.select(
         F.col("value").cast("string").alias("payload"),

@@ -42,20 +42,22 @@ _PASSING = {
 
 
 def passes(error: KafkaError) -> bool:
-    """Return whether an error is gone once a broker is back; librdkafka's own ``retriable()`` mostly says no."""
+    """Return whether an error passes when a broker is back; librdkafka's own ``retriable()`` mostly returns False."""
     return error.retriable() or error.code() in _PASSING
 
 
 def client_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of one client, with secrets (``${env:NAME}``) looked up."""
+    """Return the settings of one client, with secrets (``${env:NAME}``) replaced by their values."""
 
     def variable(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
-            raise WrongUse(f"the environment variable {match[1]} that a Kafka setting names isn't set")
+            raise WrongUse(
+                f"a Kafka setting names the environment variable {match[1]}, which isn't set: set it"
+            )
         return os.environ[match[1]]
 
     resolved = {name: re.sub(r"\$\{env:(\w+)\}", variable, value) for name, value in settings.items()}
-    # librdkafka prints what it also reports to us.
+    # librdkafka would print the errors that it also reports to us.
     return {"bootstrap.servers": bootstrap_servers, "log_level": 0} | resolved
 
 
@@ -64,7 +66,7 @@ def partition_count(client: Mapping[str, Any], topic: str) -> int:
 
     Raises:
         NotReady: no broker answers, or there is no such topic.
-        JobFailed: the broker refuses us.
+        JobFailed: the broker refuses the client.
     """
     errors: list[str] = []
     servers = client["bootstrap.servers"]
@@ -80,26 +82,26 @@ def partition_count(client: Mapping[str, Any], topic: str) -> int:
             raise WrongUse(f"a Kafka setting for {servers} is wrong: {failure.args[0].str()}") from None
         raise NotReady(f"no Kafka broker answers at {servers} by {protocol}") from None
     if topic not in topics:
-        raise NotReady(f"there is no topic {topic} at {servers}; topics are made by hand")
-    if (error := topics[topic].error) is not None:  # its list of partitions is empty then
+        raise NotReady(f"there is no topic {topic} at {servers}; create it")
+    if (error := topics[topic].error) is not None:  # the topic's list of partitions is empty then
         kind = NotReady if passes(error) else JobFailed
         raise kind(f"the topic {topic} at {servers} can't be read: {error.str()}")
     return len(topics[topic].partitions)
 
 
 def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
-    """Return one of the settings of a topic that is there."""
+    """Return one setting of an existing topic."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = AdminClient(dict(client))  # kept by name: its answers die with it
+    admin = AdminClient(dict(client))  # kept in a variable: its answers are lost when it is freed
     return str(admin.describe_configs([resource])[resource].result(ANSWER_SECONDS)[name].value)
 
 
 def patiently(ask: Callable[[], Answer], passes: Callable[[KafkaError], bool] = passes) -> Answer:
-    """Ask a broker something that may be asked again, until it has a leader and a coordinator after a restart.
+    """Return a broker's answer to a repeatable request, retried until a restarted broker can answer.
 
     Args:
-        ask: the question; what it raises last is raised.
-        passes: whether an error is gone after a while.
+        ask: function that sends the request; its last error is raised.
+        passes: function that returns whether an error passes after a while.
     """
 
     def classify(error: BaseException) -> Failure:
@@ -124,10 +126,10 @@ def offset_range(consumer: Consumer, partition: TopicPartition) -> tuple[int, in
 
 
 def surviving_offset(consumer: Consumer, position: TopicPartition, fail_on_data_loss: bool) -> int:
-    """Return where to go on: at ``position`` if it is still there, otherwise at the first record that is left.
+    """Return the offset to continue at: that of ``position`` if it still exists, else the first one that is left.
 
     Raises:
-        DataRefused: it is gone and ``fail_on_data_loss`` is set.
+        DataRefused: the offset is gone and ``fail_on_data_loss`` is set.
         KafkaException: the broker doesn't answer.
     """
     low, high = consumer.get_watermark_offsets(position, ANSWER_SECONDS)
@@ -136,6 +138,6 @@ def surviving_offset(consumer: Consumer, position: TopicPartition, fail_on_data_
     if fail_on_data_loss:
         raise DataRefused(
             f"records of {position.topic}/{position.partition} from offset {position.offset} on are gone (expired, or "
-            "the topic was made anew): go on without them with --fail_on_data_loss false"
+            "the topic was recreated): continue without them with --fail_on_data_loss false"
         )
     return int(low)

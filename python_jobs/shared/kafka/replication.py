@@ -1,7 +1,7 @@
 """Replication of a topic record for record: the clients, the loop and the transactions of programs that copy a topic.
 
-Used as it is by the Passthrough Replicator, with another record by the Transactional Writer; what they promise is in
-their own docstrings.
+The Passthrough Replicator uses this module unchanged; the Transactional Writer changes each record's value. The
+docstrings of these programs state their guarantees.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ class Parameters:
     source_topic: str
     """Topic to copy."""
     source_bootstrap_servers: str
-    """Its cluster, host:port,…."""
+    """Brokers of the source's cluster, host:port,…."""
     target_topic: str
-    """Topic that becomes a replica; it must exist, and nobody else may write to it."""
+    """Topic that becomes a replica; it must exist, and no other program may write to it."""
     target_bootstrap_servers: str
-    """Its cluster."""
+    """Brokers of the target's cluster, host:port,…."""
     source_settings: dict[str, str] = field(default_factory=dict)
     """Settings of the source's client (librdkafka's names); a secret as ${env:NAME}."""
     target_settings: dict[str, str] = field(default_factory=dict)
     """Settings of the target's clients."""
     until_end: bool = False
-    """Stop at the end that the source has at the start; by default go on until SIGTERM or SIGINT."""
+    """Whether to stop at the source's end as of the start; by default the program runs until SIGTERM or SIGINT."""
     position_header: str | None = "replicated_from"
-    """Header that holds topic/partition/offset of the source; null leaves the headers as they are."""
+    """Header that holds topic/partition/offset of the source; null leaves the headers unchanged."""
     commit_seconds: float = 1.0
-    """How long a transaction stays open."""
+    """Time for which a transaction stays open, in seconds; at most 300."""
     fail_on_data_loss: bool = True
-    """Whether to stop when records that come next are gone from the source (expired, or the topic made anew)."""
+    """Whether to stop when the next records are gone from the source (expired, or the topic was recreated)."""
     start_over: bool = False
-    """Whether to copy from the first record though the target holds records and no position is known."""
+    """Whether to copy from the first record if the target holds records but no position is known."""
 
     def __post_init__(self) -> None:
         refuse_secrets(self.source_settings)
@@ -82,22 +82,24 @@ class Parameters:
             self.target_topic,
             self.target_bootstrap_servers,
         ):
-            raise WrongUse(f"{self.source_topic} can't be its own replica")
+            raise WrongUse(
+                f"{self.source_topic} can't be its own replica: name another target_topic or cluster"
+            )
 
 
 class Replicator:
-    """One run: the clients of both clusters and how far each partition is."""
+    """One run of a replication: the clients of both clusters and the position in each partition."""
 
     role = "passthrough_replicator"
-    """What the group and the transactions are named after."""
+    """The prefix of the group's and the transactions' names."""
 
     def __init__(self, parameters: Parameters) -> None:
-        """Look at both topics and find where to go on.
+        """Check both topics and find the position of each partition.
 
         Raises:
-            NotReady: no broker answers, or a topic isn't there.
+            NotReady: no broker answers, or a topic doesn't exist.
             WrongUse: the target can't be a replica.
-            DataRefused: records that come next are gone, or the target holds records of unknown origin.
+            DataRefused: the next records are gone, or the target holds records but no position is known.
         """
         self.parameters = parameters
         name = f"{self.role}.{parameters.source_topic}"
@@ -126,7 +128,7 @@ class Replicator:
                 "message.max.bytes": 100_000_000,
             }
         )
-        # It reads and names the position that is committed with the records.
+        # This consumer reads the position that is committed with the records.
         self._positions = Consumer(
             target
             | {
@@ -141,13 +143,13 @@ class Replicator:
         self._records = 0
         self._bytes = 0
         with _one_sentence(parameters):
-            # Fences a predecessor off and ends its transaction, so that the position read next is final.
+            # This call fences off a predecessor and ends its transaction, so that the position read next is final.
             self._producer.init_transactions(ANSWER_SECONDS)
             self._next: dict[int, int] = {}
             self._start()
 
     def run(self, stopped: threading.Event) -> dict[str, Any]:
-        """Copy until ``stopped`` is set, or until the end; return the numbers."""
+        """Copy until ``stopped`` is set, or until the end; return the numbers of records and bytes."""
         topic = self.parameters.source_topic
         with _one_sentence(self.parameters):
             pending = (
@@ -180,11 +182,11 @@ class Replicator:
         return {"records": self._records, "bytes": self._bytes, "next_offsets": self._next}
 
     def value(self, message: Message) -> bytes | None:
-        """Return the value that the target gets for a record."""
+        """Return the value of a record in the target."""
         return message.value()
 
     def close(self) -> None:
-        """Give an open transaction up and leave both clusters."""
+        """Abort an open transaction and close all clients."""
         if self._open:
             with suppress(KafkaException):
                 self._producer.abort_transaction(_POLL_SECONDS)
@@ -205,15 +207,15 @@ class Replicator:
             )
 
     def _start(self) -> None:
-        """Find the offset that each partition goes on with."""
+        """Find the offset at which each partition continues."""
         topic, target = self.parameters.source_topic, self.parameters.target_topic
         committed = committed_offsets(self._positions, target, range(self._partitions))
         for partition in range(self._partitions):
             if partition not in committed:
                 if self._has_records(TopicPartition(target, partition)) and not self.parameters.start_over:
                     raise DataRefused(
-                        f"target {target}/{partition} holds records and no position is known (forgotten after a "
-                        "standstill, or another writer): copy all again with start_over, or take an empty topic"
+                        f"target {target}/{partition} holds records and no position is known (it expired, or "
+                        "another program wrote the records): copy all again with start_over, or use an empty topic"
                     )
                 self._next[partition], _ = offset_range(self._consumer, TopicPartition(topic, partition))
             else:
@@ -221,19 +223,19 @@ class Replicator:
                 self._next[partition] = self._surviving(partition)
 
     def _has_records(self, partition: TopicPartition) -> bool:
-        """Return whether a partition of the target holds a record of a transaction that wasn't given up."""
+        """Return whether a partition of the target holds a record of a committed transaction."""
         partition.offset = OFFSET_BEGINNING
         self._positions.assign([partition])
         message = self._positions.poll(ANSWER_SECONDS)
         self._positions.unassign()
         if message is None:
             raise NotReady(
-                f"{partition.topic}/{partition.partition} could not be read within {ANSWER_SECONDS} s"
+                f"{partition.topic}/{partition.partition} could not be read within {ANSWER_SECONDS} s; run again"
             )
         return message.error() is None
 
     def _ends(self) -> dict[int, int | None]:
-        """Return the present end of each partition that isn't there yet."""
+        """Return the current end of each partition that hasn't reached its end."""
         ends: dict[int, int | None] = {}
         for partition, position in self._next.items():
             _, high = offset_range(self._consumer, TopicPartition(self.parameters.source_topic, partition))
@@ -242,7 +244,7 @@ class Replicator:
         return ends
 
     def _is_end(self, error: KafkaError, partition: int) -> bool:
-        """Return whether what came in place of a record says that the partition's end is reached."""
+        """Return whether an error in place of a record means that the partition's end is reached."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._find_position(partition)
         elif error.code() != KafkaError._PARTITION_EOF and not passes(error):
@@ -250,13 +252,13 @@ class Replicator:
         return error.code() == KafkaError._PARTITION_EOF
 
     def _find_position(self, partition: int) -> None:
-        """Go on where a partition was, if its record is there: a broker that restarts may deny that as well."""
-        with suppress(KafkaException):  # no answer yet: asked again when the record is denied again
+        """Continue a partition at its position if the record exists; a restarting broker may also deny the record."""
+        with suppress(KafkaException):  # no answer yet: the next denial asks again
             self._next[partition] = self._surviving(partition)
         self._consumer.seek(TopicPartition(self.parameters.source_topic, partition, self._next[partition]))
 
     def _surviving(self, partition: int) -> int:
-        """Return where a partition goes on, after a loss only if that is allowed."""
+        """Return the offset at which a partition continues, after a loss only if a loss is allowed."""
         position = TopicPartition(self.parameters.source_topic, partition, self._next[partition])
         return surviving_offset(self._consumer, position, self.parameters.fail_on_data_loss)
 
@@ -294,7 +296,7 @@ class Replicator:
         self._failure = self._failure or error
 
     def _commit(self) -> None:
-        """Commit the records and the position behind them."""
+        """Commit the records and the position after them in one transaction."""
         with _within(_COMMIT_SECONDS):
             self._producer.send_offsets_to_transaction(
                 [TopicPartition(self.parameters.target_topic, p, offset) for p, offset in self._next.items()],
@@ -308,17 +310,17 @@ class Replicator:
 
     def _refuse_more_partitions(self) -> None:
         topic = self.parameters.source_topic
-        with suppress(KafkaException):  # a broker that is down is the clients' business
+        with suppress(KafkaException):  # the clients handle a broker that is down
             found = len(self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic].partitions)
             if found > self._partitions:
                 raise JobFailed(
-                    f"source topic {topic} has {found} partitions by now, {self._partitions} are replicated: "
-                    "give the target as many and run again, nothing is lost"
+                    f"source topic {topic} has {found} partitions now, and {self._partitions} are replicated: "
+                    "add partitions to the target and run again, nothing is lost"
                 )
 
 
 def run_until_stopped(replicator: Replicator) -> dict[str, Any]:
-    """Run until SIGTERM or SIGINT, or until the end."""
+    """Run until SIGTERM or SIGINT, or until the end; return the numbers of records and bytes."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -330,15 +332,15 @@ def run_until_stopped(replicator: Replicator) -> dict[str, Any]:
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """End the process if the block takes longer: librdkafka may wait for ever after the broker's restart.
+    """End the process if the block takes longer: librdkafka may wait for ever after a restart of the broker.
 
-    Ending here is what a kill would be: the next run goes on where the last transaction ended.
+    This has the same effect as a kill: the next run continues where the last transaction ended.
     """
 
     def give_up() -> None:
         print(
-            f"JobFailed: the target's cluster left a transaction without an answer for {seconds:.0f} s: run again, "
-            "replication goes on where its last transaction ended",
+            f"JobFailed: the target's cluster didn't answer a transaction for {seconds:.0f} s: run again, "
+            "replication continues where its last transaction ended",
             file=sys.stderr,
             flush=True,
         )
@@ -355,7 +357,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _one_sentence(parameters: Parameters) -> Iterator[None]:
-    """Say what ended the replication; everything up to the last committed transaction is replicated."""
+    """Turn a Kafka error into one sentence; all records up to the last committed transaction are replicated."""
     try:
         yield
     except KafkaException as failure:
@@ -370,5 +372,5 @@ def _one_sentence(parameters: Parameters) -> Iterator[None]:
             ) from None
         raise JobFailed(
             f"replication from {parameters.source_topic} to {parameters.target_topic} ended "
-            f"({error.name()}: {error.str()}): run again, it goes on where its last transaction ended"
+            f"({error.name()}: {error.str()}): run again, it continues where its last transaction ended"
         ) from None

@@ -1,4 +1,4 @@
-"""Settings of Kafka clients, with secrets by pointer."""
+"""Settings of Kafka clients; a secret is named by its environment variable."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from python_jobs.shared.core.failures import WrongUse
 
-# Secret settings of librdkafka and of the Java client, by what their names have in common; a setting of a later version
-# is caught too. Certificates are public, and so are names of files, addresses and classes.
+# Secret settings of librdkafka and of the Java client, by common parts of their names, so that settings of later
+# versions match, too. Certificates are public, and so are names of files, addresses and classes.
 _SECRET = re.compile(
     r"password|passphrase|passwd|secret|credential|jaas|private\.key|\bssl[._]key$|\.key\.pem|keystore\.key|"
     r"oauthbearer\.config|user\.info|api\.key|access\.key|token$",
@@ -16,7 +16,7 @@ _SECRET = re.compile(
 )
 _PLACE = re.compile(r"[._](location|file|path|url|uri|class|type|algorithm|id|ms|seconds)$", re.IGNORECASE)
 _POINTER = r"\$\{env:\w+\}"
-# Settings that hold a whole login: the secret among its fields has to be the pointer.
+# Settings that hold a whole login: the login's secret field must be the pointer.
 _LOGIN = re.compile(r"jaas|oauthbearer\.config|user\.info", re.IGNORECASE)
 _SECRET_FIELD = re.compile(
     rf"(?:password|passphrase|secret|token)\w*\s*=(?!\s*[\"']?{_POINTER})", re.IGNORECASE
@@ -24,7 +24,7 @@ _SECRET_FIELD = re.compile(
 
 
 def refuse_secrets(settings: Mapping[str, str]) -> None:
-    """Refuse client settings that hold a secret itself: command lines, plans and logs would show it.
+    """Refuse client settings that contain a secret: command lines, plans and logs would show it.
 
     Raises:
         WrongUse: a secret isn't given as ``${env:NAME}``.
@@ -41,7 +41,7 @@ def refuse_secrets(settings: Mapping[str, str]) -> None:
 
 
 def java_client_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a Kafka client; it looks ``${env:NAME}`` up itself, so that Spark never holds it."""
+    """Return the settings of a Java client, which looks up ``${env:NAME}`` itself: Spark never holds the secret."""
     found = {"bootstrap.servers": bootstrap_servers, **settings}
     if "${env:" in "".join(settings.values()):
         provider = "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
@@ -50,8 +50,9 @@ def java_client_settings(bootstrap_servers: str, settings: Mapping[str, str]) ->
 
 
 def consumer_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a client that reads: without records of transactions that were given up or are open.
+    """Return the settings of a client that reads only records of committed transactions.
 
-    Kafka's own default would show them. ``isolation.level: read_uncommitted`` among the settings brings it back.
+    Kafka's own default also shows records of aborted and open transactions. The setting
+    ``isolation.level: read_uncommitted`` restores this default.
     """
     return java_client_settings(bootstrap_servers, {"isolation.level": "read_committed", **settings})

@@ -1,4 +1,4 @@
-"""Kafka topics as Spark reads them: client settings without secrets, topics that must be there, known failures."""
+"""Kafka topics as Spark reads them: their partitions and offsets, and one sentence for each known failure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from python_jobs.shared.core.failures import JobFailed, NotReady
 
 ANSWER_MILLISECONDS = 15_000
 
-# What ends a stream from Kafka and a person can mend, by a sign in Spark's text.
+# Failures of a stream from Kafka that the user can fix, by a sign in Spark's text.
 SOURCE_FAILURES = {
     "KAFKA_DATA_LOSS": (
-        "no longer has records that come next (expired, or the topic was made anew): restore them, or go on "
+        "no longer has the next records (expired, or the topic was recreated): restore them, or continue "
         "without them with --fail_on_data_loss false"
     ),
     "failOnDataLoss": (
-        "no longer has records that come next (expired, or the topic was made anew): restore them, or go on "
+        "no longer has the next records (expired, or the topic was recreated): restore them, or continue "
         "without them with --fail_on_data_loss false"
     ),
     "org.apache.kafka.common.errors.TimeoutException": (
-        "doesn't answer any more; run again, the checkpoint knows where to go on"
+        "no longer answers; run again, the checkpoint holds the position"
     ),
     "org.apache.kafka.common.errors.SslAuthenticationException": "refused TLS",
     "org.apache.kafka.common.errors.SaslAuthenticationException": "refused the user or the password",
@@ -35,11 +35,11 @@ SOURCE_FAILURES = {
 def partition_counts(
     spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the number of partitions of each topic. Spark itself would wait minutes for a broker that is down.
+    """Return the number of partitions of each topic; Spark itself would wait minutes for a broker that is down.
 
     Raises:
-        NotReady: no broker answers, or a topic isn't there.
-        JobFailed: the broker refuses us.
+        NotReady: no broker answers, or a topic doesn't exist.
+        JobFailed: the broker refuses the client.
     """
     with _answers(spark, topics, settings) as admin:
         jvm: Any = spark._jvm
@@ -66,7 +66,7 @@ def offset_ranges(
 
 @contextmanager
 def _answers(spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]) -> Iterator[Any]:
-    """Give a client that asks the brokers; what they don't answer becomes one sentence."""
+    """Provide an admin client of the brokers; its errors become one sentence."""
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     timeouts = {
@@ -87,7 +87,7 @@ def _answers(spark: SparkSession, topics: Sequence[str], settings: Mapping[str, 
 
 
 def source_failure(failure: Exception, source: str) -> JobFailed | None:
-    """Return one sentence for a failure of the source that a person can mend, or None for any other."""
+    """Return one sentence for a failure of the source that the user can fix, or None for any other failure."""
     text = str(failure)
     sentence = next((sentence for sign, sentence in SOURCE_FAILURES.items() if sign in text), None)
     return None if sentence is None else JobFailed(f"the source '{source}' {sentence}")
@@ -102,10 +102,10 @@ def _one_sentence(
     kind = cause.getClass().getSimpleName()
     protocol = settings.get("security.protocol", "PLAINTEXT")
     if kind == "UnknownTopicOrPartitionException":
-        return NotReady(f"not every topic of {', '.join(topics)} is at {servers}; topics are made by hand")
+        return NotReady(f"not every topic of {', '.join(topics)} is at {servers}; create the missing ones")
     if kind == "TimeoutException":
         return NotReady(
             f"no Kafka broker answers at {servers} by {protocol} within {ANSWER_MILLISECONDS // 1000} seconds"
         )
-    # The class alone: a message may repeat the setting it is about.
+    # Name only the class: a message may contain the value of a setting.
     return JobFailed(f"the Kafka client for {servers} by {protocol} was refused ({kind})")

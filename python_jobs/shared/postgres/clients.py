@@ -1,4 +1,4 @@
-"""What programs that write to PostgreSQL by psycopg share: names in SQL, and one sentence for a server that is away."""
+"""Helpers of programs that write to PostgreSQL with psycopg: names in SQL, one sentence for a server that is away."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from python_jobs.shared.core.failures import JobFailed, WrongUse
 
 
 def require_table_name(target: str) -> None:
-    """Refuse what is no plain name of a table.
+    """Refuse a text that is no plain name of a table.
 
     Raises:
-        WrongUse: it is neither name nor schema.name.
+        WrongUse: the text is neither name nor schema.name.
     """
     if not re.fullmatch(r"(\w+\.)?\w+", target):
         raise WrongUse(f"target must be a name or schema.name, got '{target}'")
 
 
 def table_name(target: str) -> sql.Identifier:
-    """Return name or schema.name, quoted."""
+    """Return a table's name (name or schema.name), quoted."""
     return sql.Identifier(*target.split("."))
 
 
 def listed(names: Iterable[str], relation: str | None = None) -> sql.Composed:
-    """Return the names of columns, quoted, with commas between them; each of ``relation`` if there is one."""
+    """Return column names, quoted and separated by commas, each with ``relation`` as its prefix if given."""
     prefix = [relation] if relation else []
     return sql.SQL(", ").join(sql.Identifier(*prefix, name) for name in names)
 
 
 @contextmanager
 def reaching_postgres() -> Iterator[None]:
-    """Say in one sentence that the server is away or gave up.
+    """Turn a lost server or a cancelled statement into one sentence.
 
     Raises:
-        JobFailed: it can't be reached, went away, or ended a statement.
+        JobFailed: the server can't be reached, went away, or ended a statement.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""COPY of a CSV file into a table of PostgreSQL: all of it as it is in the file, or a sentence that says why not.
+"""COPY of a CSV file into a table of PostgreSQL: the whole file unchanged, or one sentence with the reason.
 
-A file is UTF-8, with or without a byte order mark; its lines end all alike. PostgreSQL would round ``1.239`` for a
-``numeric(5,2)``, drop the time of a ``date`` and cut blanks without a word: such a value is refused with its row. For
-that, a file for a table with such columns is sent a second time, into a temporary table of texts.
+A file is UTF-8, with or without a byte order mark; all its lines end alike. PostgreSQL would silently round ``1.239``
+for a ``numeric(5,2)``, drop the time of a ``date`` and cut blanks: such a value is refused with its row. To find such
+values, a file for a table with such columns is sent a second time, into a temporary table of texts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _TEXTS, _ROW = "csv of texts", "row of the csv"
 def copy_csv(
     connection: Connection, source: str, table: sql.Identifier, delimiter: str, *, stays: str
 ) -> int:
-    """Copy a file, whose header names the table's columns in order, and return its rows; call it in a transaction.
+    """Copy a file whose header names the table's columns in order, and return the number of its rows.
 
     Args:
-        connection: in a transaction, so that nothing is left of a refused file.
+        connection: connection in a transaction, so that a refused file leaves nothing.
         source: path of the file.
-        table: where to.
-        delimiter: between the columns.
-        stays: what is as it was after a failure.
+        table: table to copy into.
+        delimiter: character between the columns.
+        stays: name of the relation that stays unchanged after a failure, for the error.
 
     Raises:
         NotReady: there is no file.
-        DataRefused: the encoding, the header, a line, a key or a NULL doesn't fit, or a value would lose something.
+        DataRefused: the encoding, the header, a line, a key or a NULL doesn't fit, or a value would be changed.
     """
     if not (file := Path(source)).is_file():
         raise NotReady(f"there is no file {source}; nothing was loaded")
@@ -59,15 +59,15 @@ def copy_csv(
 def create_from_csv(
     connection: Connection, source: str, table: sql.Identifier, columns: str, delimiter: str, *, stays: str
 ) -> int:
-    """Create a table and do with it as :func:`copy_csv` does.
+    """Create a table, copy a file into it as :func:`copy_csv` does, and return the number of its rows.
 
     Args:
-        columns: the user's own DDL, what stands between the parentheses of create table.
-        connection, source, table, delimiter, stays: as there.
+        columns: the user's own DDL between the parentheses of create table.
+        connection, source, table, delimiter, stays: as in :func:`copy_csv`.
 
     Raises:
-        WrongUse: the columns are no such list.
-        psycopg.errors.DuplicateTable: there is one.
+        WrongUse: the columns are no list for create table.
+        psycopg.errors.DuplicateTable: the table exists.
     """
     if not Path(source).is_file():
         raise NotReady(f"there is no file {source}; nothing was loaded")
@@ -92,7 +92,7 @@ def _content(file: Path) -> Iterator[bytes]:
     """Yield a file's bytes without its byte order mark.
 
     Raises:
-        DataRefused: a line is ``\\.``, which PostgreSQL takes for the end of the data.
+        DataRefused: a line is ``\\.``, which PostgreSQL reads as the end of the data.
     """
     with file.open("rb") as content:
         before = b"\n"
@@ -101,12 +101,12 @@ def _content(file: Path) -> Iterator[bytes]:
         lines = 0
         while chunk:
             following = content.read(_CHUNK)
-            # The neighbours of a chunk's first and last bytes count.
+            # A mark may cross the bounds of a chunk, so the neighbouring bytes are searched, too.
             seen = before + chunk + (following[:2] or b"\n")
             if mark := _END_MARK.search(seen, max(0, len(before) - 2)):
                 number = lines + seen[len(before) : mark.start()].count(b"\n") + 1
                 raise DataRefused(
-                    f"{file} was not loaded: line {number} is '\\.', which PostgreSQL takes for the end of the data; "
+                    f"{file} was not loaded: line {number} is '\\.', which PostgreSQL reads as the end of the data; "
                     "quote it"
                 )
             yield chunk
@@ -121,7 +121,7 @@ def _first_loss(
     lossy: dict[str, sql.Composed],
     delimiter: str,
 ) -> str | None:
-    """Return which value of which row PostgreSQL would store differently, None if there is none."""
+    """Return a sentence with the first value that PostgreSQL would store differently; None if there is none."""
     texts, row = sql.Identifier(_TEXTS), sql.Identifier(_ROW)
     listed = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(name)) for name in types)
     execute(connection, "create temporary table {} ({}, {} bigserial) on commit drop", texts, listed, row)
@@ -143,14 +143,14 @@ def _first_loss(
 
 
 def _loses(name: str, type_: str) -> sql.Composed | None:
-    """Return the condition on a text that a type would not keep whole; None for types that refuse such texts."""
+    """Return the SQL condition for texts that a type would change; None for types that refuse such texts."""
     condition = None
     if match := re.fullmatch(r"numeric\(.*\)((?:\[\])*)", type_):
         condition = f"{{text}}::numeric{match[1]} <> {{text}}::{type_}"
     elif re.fullmatch(r"character(?: varying)?\(\d+\)", type_):
         condition = f"char_length({{text}}) > {re.findall('[0-9]+', type_)[0]}"
     elif type_ in ("real", "double precision"):
-        # Fractions are approximate in these types; whole numbers are not expected to change.
+        # Fractions are approximate in these types; whole numbers must not change.
         condition = (
             f"{{text}} ~ '^\\s*[+-]?[0-9]+\\s*$' and {{text}}::numeric <> ({{text}}::{type_})::text::numeric"
         )

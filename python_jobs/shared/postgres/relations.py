@@ -1,6 +1,6 @@
-"""Tables and views of a PostgreSQL database, for programs that put data behind a public view.
+"""Tables and views of a PostgreSQL database, for programs that publish data through a view.
 
-Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ Connection = psycopg.Connection[Any]
 
 
 def connect_by_environment() -> Connection:
-    """Return a connection in which each statement outside of a transaction block is one of its own."""
+    """Return a connection in autocommit mode: each statement outside of a transaction block is its own transaction."""
     return psycopg.connect("", autocommit=True)
 
 
 def execute(connection: Connection, statement: str, *names: sql.Composable) -> None:
-    """Run one statement, with ``{}`` for each name."""
+    """Run one statement whose ``{}`` are replaced by the names."""
     connection.execute(sql.SQL(statement).format(*names))
 
 
 def one_at_a_time(connection: Connection, target: sql.Identifier) -> None:
-    """Wait until no other run of a target is under way; the lock goes with the connection, also when a run dies."""
+    """Wait until no other run writes to a target; the lock ends with the connection, even if a run dies."""
     execute(connection, "select pg_advisory_lock(hashtext({}))", sql.Literal(target.as_string(connection)))
 
 
 def exists(connection: Connection, relation: sql.Identifier) -> bool:
-    """Return whether there is a table or a view of that name."""
+    """Return whether a table or a view of that name exists."""
     found = connection.execute("select to_regclass(%s)", [relation.as_string(connection)]).fetchone()
     return found is not None and found[0] is not None
 
 
 def create_table(connection: Connection, table: sql.Identifier, columns: str) -> None:
-    """Create a table of the user's own DDL, what stands between the parentheses of create table.
+    """Create a table from the user's own DDL between the parentheses of create table.
 
     Raises:
-        WrongUse: it is no such list.
-        psycopg.errors.DuplicateTable: there is one.
+        WrongUse: the DDL is no list for create table.
+        psycopg.errors.DuplicateTable: the table exists.
     """
     try:
         execute(connection, "create table {} ({})", table, sql.SQL(columns))
     except psycopg.errors.SyntaxError as failure:
         raise WrongUse(f"columns is no list for create table: {failure.diag.message_primary}") from None
     except psycopg.errors.UniqueViolation as failure:
-        # Of the catalog: another transaction has made the table meanwhile.
+        # The catalog raises this one: another transaction has created the table meanwhile.
         raise psycopg.errors.DuplicateTable(str(failure)) from None
 
 
@@ -60,7 +60,7 @@ def count_rows(connection: Connection, relation: sql.Identifier) -> int:
 
 
 def columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:
-    """Return names and types, in order."""
+    """Return the names and types of a relation's columns, in order."""
     return connection.execute(
         "select attname, format_type(atttypid, atttypmod) from pg_attribute "
         "where attrelid = %s::regclass and attnum > 0 and not attisdropped order by attnum",
@@ -69,7 +69,7 @@ def columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str,
 
 
 def stored_columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:
-    """Return names and types of the columns that a row brings along, in order: no generated ones, and no domains."""
+    """Return names and base types of the columns that a row stores, in order, without generated columns."""
     return connection.execute(
         "select attname, case typtype when 'd' then format_type(typbasetype, typtypmod) "
         "else format_type(atttypid, atttypmod) end from pg_attribute join pg_type on pg_type.oid = atttypid "
@@ -79,13 +79,13 @@ def stored_columns(connection: Connection, relation: sql.Identifier) -> list[tup
 
 
 def replace_view(connection: Connection, view: sql.Identifier, query: sql.Composable) -> None:
-    """Make a view show what the query returns; call it in a transaction.
+    """Create a view of the query, or replace the existing one; call it in a transaction.
 
-    ``create or replace view`` can only add columns at the end; when one is gone, renamed or retyped, the view is
-    dropped and created with its grants.
+    ``create or replace view`` can only add columns at the end. If a column is removed, renamed or retyped, the view is
+    dropped and recreated with its grants.
 
     Raises:
-        psycopg.errors.DependentObjectsStillExist: another object needs such a column.
+        psycopg.errors.DependentObjectsStillExist: another object depends on the view that must be dropped.
     """
     if not exists(connection, view):
         execute(connection, "create view {} as {}", view, query)
@@ -113,7 +113,7 @@ def replace_view(connection: Connection, view: sql.Identifier, query: sql.Compos
 
 
 def _columns_of(connection: Connection, query: sql.Composable) -> list[tuple[str, str]]:
-    """Return names and types of a query's columns, without running it."""
+    """Return names and types of a query's columns without running the query."""
     probe = sql.Identifier("columns_of_the_query")
     execute(connection, "create temporary view {} as {}", probe, query)
     found = columns(connection, probe)

@@ -1,10 +1,9 @@
-"""PostgreSQL as a source: access by pointer, and one snapshot for every connection of a read.
+"""PostgreSQL as a source: access without a password in the parameters, and one snapshot for all connections of a read.
 
-A read that is split over connections sees, on each of them, the database as of that connection's first query: rows
-that move between the parts meanwhile are read twice or never. So the driver holds one transaction open and exports
-its snapshot, and each part of each read adopts it. The price: while a load runs, PostgreSQL keeps the dead rows that
-the snapshot can see; and a pooler that shares connections between transactions (PgBouncer's transaction mode) can't
-stand in between.
+Each connection of a split read sees the database as of its own first query: rows that move between the parts meanwhile
+are read twice or never. So the driver holds one transaction open and exports its snapshot, and each part of each read
+adopts the snapshot. While a load runs, PostgreSQL keeps the dead rows that the snapshot can see. A pooler that shares
+connections between transactions (PgBouncer's transaction mode) can't be used.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _READ_ONLY = "set transaction isolation level repeatable read, read only"
 
 @dataclass(frozen=True)
 class PostgresAccess:
-    """Where a database is and who asks; the password stays where it is until a connection needs it."""
+    """The URL and the user of a database, and the place of the password, which is read when a connection needs it."""
 
     url: str
     """jdbc:postgresql://host:port/database, with the driver's settings such as ?sslmode=verify-full."""
@@ -53,14 +52,14 @@ class PostgresAccess:
 
     @property
     def place(self) -> str:
-        """The database, without the driver's settings."""
+        """The URL of the database without the driver's settings."""
         return self.url.removeprefix("jdbc:").split("?")[0]
 
     def password(self) -> str:
-        """Return the password.
+        """Return the password from its variable or file.
 
         Raises:
-            WrongUse: it isn't where it should be.
+            WrongUse: the variable or the file doesn't exist.
         """
         if self.password_env is not None:
             if self.password_env not in os.environ:
@@ -75,33 +74,33 @@ class PostgresAccess:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The database as of one moment, as long as the block of :func:`one_snapshot` lasts."""
+    """The database as of one moment, until the block of :func:`one_snapshot` ends."""
 
     spark: SparkSession
     access: PostgresAccess
     id: str
-    """What pg_export_snapshot() returned."""
+    """The snapshot's id, as returned by pg_export_snapshot()."""
 
     def read(self, table: str, conditions: Sequence[str] = ()) -> DataFrame:
         """Return the rows of a table, a view or ``(query) as name``.
 
         Args:
-            table: as in SQL's from clause.
-            conditions: where clauses, one connection each; a row that meets two is there twice. None: all
+            table: table, view or query, as in SQL's from clause.
+            conditions: where clauses, one connection each; a row that meets two is returned twice. Default: all
                 rows, over one connection.
 
-        ``timestamp`` columns become timestamp_ntz: Spark's default would take them for the JVM's local time.
+        ``timestamp`` columns become timestamp_ntz: Spark's default would read them as the JVM's local time.
         """
         adopt = [_READ_ONLY, f"set transaction snapshot '{self.id}'", "set local time zone 'UTC'"]
         properties = {
             "user": self.access.user,
             "password": self.access.password(),
             "driver": "org.postgresql.Driver",
-            # Above 0 it also turns autocommit off, so that adopting and reading are one transaction.
+            # A value above 0 also turns autocommit off, so that adopting and reading are one transaction.
             "fetchsize": str(FETCH_ROWS),
             "sessionInitStatement": "; ".join(adopt),
             "preferTimestampNTZ": "true",
-            # Spark would write times without their zone; conditions are the caller's own.
+            # Spark would push down times without their zone; the caller passes its own conditions.
             "pushDownPredicate": "false",
         }
         return self.spark.read.jdbc(
@@ -114,7 +113,7 @@ def one_snapshot(spark: SparkSession, access: PostgresAccess) -> Iterator[Snapsh
     """Hold one snapshot of the database for every read in the block.
 
     Raises:
-        WrongUse: the password isn't where it should be.
+        WrongUse: the password's variable or file doesn't exist.
         JobFailed: PostgreSQL can't be reached, refuses, or goes away; one sentence, without the password.
     """
     connection = _connect(spark, access)
@@ -136,7 +135,7 @@ def one_snapshot(spark: SparkSession, access: PostgresAccess) -> Iterator[Snapsh
 
 
 def time_slices(column: str, window: Interval, parts: int) -> list[str]:
-    """Return the window as that many conditions of equal length, which an index on the column can answer."""
+    """Return conditions that split the window into ``parts`` of equal length; an index on the column serves them."""
     bounds = [window.start + (window.end - window.start) * part / parts for part in range(parts)]
     quoted = quote(column)
     return [
@@ -152,7 +151,7 @@ def quote(name: str) -> str:
 
 
 def _connect(spark: SparkSession, access: PostgresAccess) -> Any:
-    """Return a java.sql.Connection, made by the driver that Spark uses."""
+    """Return a java.sql.Connection of the driver that Spark uses."""
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     properties.setProperty("user", access.user)
@@ -165,6 +164,6 @@ def _connect(spark: SparkSession, access: PostgresAccess) -> Any:
 
 
 def _server_message(failure: Exception) -> str | None:
-    """Return what PostgreSQL or its driver said, if it was them."""
+    """Return the message of PostgreSQL or its driver, or None if the failure is not theirs."""
     found = re.search(r"org\.postgresql\.util\.PSQLException: (.+)", str(failure))
     return found[1].strip().rstrip(".") if found else None

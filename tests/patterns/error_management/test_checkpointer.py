@@ -161,7 +161,7 @@ def test_a_truncated_topic_ends_the_query_with_one_sentence(
     lost.produce(visit("b", 2), visit("c", 3))
     expired = TopicPartition(topic, 0, 2)
     broker.admin.delete_records([expired])[expired].result()
-    with pytest.raises(JobFailed, match="no longer has records that come next"):
+    with pytest.raises(JobFailed, match="no longer has the next records"):
         lost.run()
     assert lost.windows() == [("10:00", 1, 0)]
     (partition,) = lost.run(action="status")["partitions"]

@@ -229,7 +229,7 @@ def test_expired_records_end_the_job_unless_the_user_goes_on_without_them(bronze
     bronze.broker.produce(bronze.topic, messages("c", "d", "e"))
     expired = TopicPartition(bronze.topic, 0, 4)
     bronze.broker.admin.delete_records([expired])[expired].result(10)
-    with pytest.raises(JobFailed, match=r"no longer has records that come next .*--fail_on_data_loss false"):
+    with pytest.raises(JobFailed, match=r"no longer has the next records .*--fail_on_data_loss false"):
         bronze.load()
     assert bronze.load(fail_on_data_loss=False) == 1
     assert bronze.offsets() == [0, 1, 4]
