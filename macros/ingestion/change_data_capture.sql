@@ -1,8 +1,8 @@
 {#-
     Change Data Capture in SQL: typed changes from the records that `python_jobs/ingestion/change_data_capture.py`
-    writes to bronze. There are two models: a view over `change_data_capture_flags`, and an incremental table (append) over
-    `change_data_capture_changes`. From that table the Merger builds the current state, and `materialized='scd2'` the
-    history.
+    writes to bronze. There are two models: a view over `change_data_capture_flags`, and an incremental table (append)
+    over `change_data_capture_changes`. From that table the Merger builds the current state, and `materialized='scd2'`
+    the history.
 
     `lsn`, the change's position in PostgreSQL's log, orders the changes of a row, because a transaction holds the row's
     lock until its commit. The topic's offset does not, because a restarted connector sends its last changes again.

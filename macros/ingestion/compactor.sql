@@ -22,7 +22,7 @@
     {%- for name in lakehouse_patterns.as_list(tables) -%}
         {%- do lakehouse_patterns.require(
             name in policies,
-            "no model '" ~ name ~ "' has mode daily under meta.lakehouse_patterns.compactor; those that have: "
+            "no model '" ~ name ~ "' has mode daily under meta.lakehouse_patterns.compactor; models with mode daily: "
             ~ (policies | join(', ') or 'none')
         ) -%}
     {%- endfor -%}
@@ -83,12 +83,12 @@
     {%- endif -%}
     {%- do lakehouse_patterns.require(
         retention_hours is number and retention_hours == 0,
-        "retention_hours can be 0, got '" ~ retention_hours ~ "', which Delta ignores: set the table's "
+        "retention_hours must be 0, got '" ~ retention_hours ~ "', which Delta ignores: set the table's "
         ~ 'delta.deletedFileRetentionDuration'
     ) -%}
     {%- do lakehouse_patterns.require(
         allow_unsafe_retention,
-        'retention_hours is 0: slow readers, streams and open writes would lose files; if there are none, pass '
+        'retention_hours is 0: slow readers, streams and open writes would lose files; if the table has none, pass '
         ~ 'allow_unsafe_retention: true'
     ) -%}
     {{ return('vacuum ' ~ relation ~ ' retain 0 hours') }}

@@ -99,7 +99,8 @@
         "timestamp '([^']+)'" ~ modules.re.escape(lakehouse_patterns._watermark_mark()), sql
     ) | unique | list -%}
     {%- do lakehouse_patterns.require(
-        ends | length <= 1, 'a model has one watermark: give source to one of its windows'
+        ends | length <= 1,
+        'several windows of the model have source, but a model has one watermark: give source to one window'
     ) -%}
     {{ return(
         'alter table ' ~ this ~ " set tblproperties ('lakehouse_patterns.watermark' = '" ~ ends[0] ~ "')" if ends else ''

@@ -14,7 +14,7 @@
     {%- set text = text | string | replace('_', '') -%}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('\\d{14}', text),
-        "an immutable version is a run's start such as 20240101_101500, got '" ~ text ~ "'"
+        "the version of an immutable model must be a run's start such as 20240101_101500, got '" ~ text ~ "'"
     ) -%}
     {{ return(text[:8] ~ '_' ~ text[8:]) }}
 {% endmacro %}

@@ -64,7 +64,7 @@ from {{ batch }}
     {#- `create or replace` would replace a table that something else created. -#}
     {%- do lakehouse_patterns.require(
         not lakehouse_patterns.is_in_catalog(table) or lakehouse_patterns._full_loader_version_of(table) == version,
-        table ~ ' is there and was not made by versioned_table: rename or drop it'
+        table ~ ' exists and was not created by versioned_table: rename or drop it'
     ) -%}
 {% endmacro %}
 

@@ -532,7 +532,7 @@ def test_the_statements_of_the_macros(render: MacroRenderer) -> None:
         "vacuum t retain 0 hours"
     )
     for hours in (200, "a week"):
-        with pytest.raises(Exception, match=f"retention_hours can be 0, got '{hours}', which Delta ignores"):
+        with pytest.raises(Exception, match=f"retention_hours must be 0, got '{hours}', which Delta ignores"):
             render("compactor_vacuum", relation="t", retention_hours=hours)
     with pytest.raises(Exception, match="mode must be one of daily, inline, got 'hourly'"):
         render("_compactor_require_options", name="m", options={"mode": "hourly"})

@@ -177,4 +177,4 @@ def test_a_model_without_the_hook_or_with_two_watermarks_is_refused(project: Dbt
     fill(project, "doubled")
     errors = yield FAILS
     assert "source needs the model's post_hook '{{ lakehouse_patterns.incremental_watermark() }}'" in errors
-    assert "a model has one watermark: give source to one of its windows" in errors
+    assert "a model has one watermark: give source to one window" in errors

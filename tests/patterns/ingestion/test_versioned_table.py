@@ -119,7 +119,7 @@ def test_a_table_that_something_else_made_is_neither_replaced_nor_counted(loads:
     schema = loads.project.schema
     loads.project.spark.sql(f"create table {schema}.devices_20240104 using delta as select 'by hand' as note")
     loads.load("foreign", "2024-01-04", DAY_1, fails=True)
-    assert "devices_20240104 is there and was not made by versioned_table" in loads.errors["foreign"]
+    assert "devices_20240104 exists and was not created by versioned_table" in loads.errors["foreign"]
     loads.expose("foreign version", "{model_name: devices, version: 2024-01-04}", fails=True)
     assert "kept are 20240101, 20240102, 20240103" in loads.errors["foreign version"]
     assert_rows(loads.project.table("devices_20240104"), [("by hand",)])
