@@ -4,17 +4,17 @@
         --target visits --date 2023-11-06 \\
         --columns "visit_id text, event_time timestamptz, page text, primary key (visit_id, event_time)"
 
-Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 
-A run loads one day into the table of its unit, ``visits_2023_45``. On the first day of a unit it cleans that table
-first, whatever its size; on any other day it goes straight to the load. Two tables beside the view know what there is:
+A run loads one day into the table of its unit, ``visits_2023_45``. On the first day of a unit the run cleans that table
+first, at a cost that doesn't depend on its size; on any other day it only loads. Two companion tables hold the state:
 
-- ``<target>__units``: which table holds a unit's rows. The view is made of it, and never of a table by another hand.
-- ``<target>__loads``: the days that were loaded, written in the transaction of the day's COPY. A day that runs again
-  without its unit's first day is refused by that table's key, at once or behind a run that loads it right now.
+- ``<target>__units``: the table of each unit. The view is built from this list, so it never shows another table.
+- ``<target>__loads``: the loaded days, written in the transaction of the day's COPY. If a day runs again without its
+  unit's first day, the key of this table refuses it, even while another run loads the day.
 
-``--action freeze --units '["2023_44", "2023_45"]' --into 2023_11`` makes one table of units that are over, in one
-transaction: no reader sees a row twice or not at all, and a later run for such a unit is refused.
+``--action freeze --units '["2023_44", "2023_45"]' --into 2023_11`` copies finished units into one table, in one
+transaction: readers see each row exactly once, and a later run for such a unit is refused.
 
 Of two runs of one target at once the second waits for the first.
 
@@ -59,23 +59,23 @@ class Parameters(Clocked):
     target: str
     """Public view, as name or schema.name. Units are <target>_<unit>."""
     unit: Unit = "week"
-    """What a run can clean at least, and a replay must start with: day, week, month or year."""
+    """Period of one table: day, week, month or year. A run cleans whole units, and a replay starts with a unit."""
     action: Literal["load", "drop", "freeze", "expose"] = "load"
-    """load a day; drop units; freeze units; expose: make the view anew, such as after altering tables."""
+    """load a day; drop units; freeze units; expose: recreate the view, such as after altering tables."""
     source: str = ""
     """CSV file with a header, for load."""
     date: str = ""
     """Logical date of the file (2023-11-06), never the clock's, for load."""
     columns: str = ""
-    """What stands between the parentheses of create table, keys included, for load."""
+    """DDL between the parentheses of create table, with keys, for load."""
     delimiter: str = ";"
-    """Between the columns of the file."""
+    """Character between the columns of the file."""
     clean: Literal["truncate", "drop"] = "truncate"
-    """truncate keeps the table's columns; drop makes it anew, after the view has left it out."""
+    """truncate keeps the table's columns; drop takes the table out of the view, drops it and recreates it."""
     units: list[str] = dataclasses.field(default_factory=list)
     """Units to drop or to freeze, such as 2023_45."""
     into: str = ""
-    """Name of the frozen units together: <target>_frozen_<into>."""
+    """Suffix of the table of frozen units, <target>_frozen_<into>, for freeze."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,10 +116,10 @@ class Parameters(Clocked):
 
 
 def initialise(connection: Connection, params: Parameters) -> None:
-    """Leave the unit's table there and empty, and forget the loads of its days.
+    """Create or empty the unit's table, and delete the records of its days' loads.
 
     Raises:
-        DataRefused: the unit is frozen, or another hand made the table.
+        DataRefused: the unit is frozen, or this program did not create the table.
     """
     unit = unit_name(params.day, params.unit)
     with connection.transaction():
@@ -135,11 +135,11 @@ def initialise(connection: Connection, params: Parameters) -> None:
 
 
 def load(connection: Connection, params: Parameters) -> int:
-    """Append the day's file to the unit's table and note the day; return its rows.
+    """Append the day's file to the unit's table and record the day; return the number of the file's rows.
 
     Raises:
         NotReady: there is no file.
-        DataRefused: the day is in the unit already, the unit is frozen or not there, or a line doesn't fit.
+        DataRefused: the unit already holds the day, is frozen or doesn't exist, or a line doesn't fit.
     """
     unit = unit_name(params.day, params.unit)
     with connection.transaction():
@@ -188,11 +188,11 @@ def _create(connection: Connection, params: Parameters, unit: str) -> None:
 
 
 def drop(connection: Connection, params: Parameters) -> None:
-    """Drop units and what they held; the view leaves them out first.
+    """Take units out of the view and drop their tables.
 
     Raises:
-        WrongUse: a unit is not there.
-        DataRefused: it is frozen.
+        WrongUse: a unit doesn't exist.
+        DataRefused: a unit is frozen.
     """
     with connection.transaction():
         _require_units(connection, params)
@@ -201,11 +201,11 @@ def drop(connection: Connection, params: Parameters) -> None:
 
 
 def freeze(connection: Connection, params: Parameters) -> None:
-    """Make one table of units that are over.
+    """Copy finished units into one table and drop their own tables.
 
     Raises:
-        WrongUse: a unit is not there or not over, or the frozen table is there already.
-        DataRefused: a unit is frozen already.
+        WrongUse: a unit doesn't exist or is not over, or the frozen table exists.
+        DataRefused: a unit is already frozen.
     """
     this_unit = unit_name(params.today, params.unit)
     suffix = f"_frozen_{params.into}"
@@ -232,7 +232,7 @@ def freeze(connection: Connection, params: Parameters) -> None:
 
 
 def expose(connection: Connection, params: Parameters) -> None:
-    """Make the view show each table once, by the names of its columns; NULL where a table lacks one."""
+    """Replace the view by the union of all tables, matched by column names; a missing column is NULL."""
     places = sorted(set(_units(connection, params).values()))
     view = params.table()
     if places:
@@ -259,7 +259,7 @@ def _union(connection: Connection, tables: Sequence[sql.Identifier]) -> sql.Comp
 
 def _typed(expressions: Sequence[tuple[str, str, sql.Composable]]) -> sql.Composable:
     return sql.SQL(", ").join(
-        # A column keeps its own type: a cast to a narrower one of another table would cut its values.
+        # A column keeps its own type: a cast to another table's narrower type would cut its values.
         sql.SQL(("{}::" + type_ if expression is sql.NULL else "{}") + " as {}").format(
             expression, sql.Identifier(name)
         )
@@ -268,7 +268,7 @@ def _typed(expressions: Sequence[tuple[str, str, sql.Composable]]) -> sql.Compos
 
 
 def _units(connection: Connection, params: Parameters) -> dict[str, str]:
-    """Return each unit and the table that holds it, locked for this transaction."""
+    """Return the table of each unit by the unit's name; the registry's rows are locked for this transaction."""
     query = sql.SQL("select unit, table_name from {} order by unit for update").format(
         params.table("__units")
     )
@@ -276,16 +276,16 @@ def _units(connection: Connection, params: Parameters) -> dict[str, str]:
 
 
 def _unit_table(connection: Connection, params: Parameters, unit: str) -> sql.Identifier | None:
-    """Return the table of a unit; None if there is none yet.
+    """Return the table of a unit; None if there is no table yet.
 
     Raises:
-        DataRefused: the unit is frozen, or another hand made a table of that name.
+        DataRefused: the unit is frozen, or a table of that name exists that this program did not create.
     """
     place, own = _units(connection, params).get(unit), params.name(f"_{unit}")
     if place is None and exists(connection, params.table(f"_{unit}")):
-        raise DataRefused(f"{own} is there and was not made by this job: rename or drop it")
+        raise DataRefused(f"{own} exists and was not created by this job: rename or drop it")
     if place is not None and place != own:
-        raise DataRefused(f"{unit} is frozen in {place}: its rows do not change any more")
+        raise DataRefused(f"{unit} is frozen in {place}: its rows can no longer change")
     return None if place is None else params.table(f"_{unit}")
 
 
@@ -318,7 +318,7 @@ def _drop_tables(connection: Connection, params: Parameters, units: Sequence[str
 
 
 def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
-    """Do the action and report it."""
+    """Run the action and return the report."""
     report: dict[str, Any] = {"target": params.target, "action": params.action}
     with reaching_postgres(), (connect or connect_by_environment)() as connection:
         one_at_a_time(connection, params.table())

@@ -1,24 +1,25 @@
-"""Proxy with PostgreSQL as the target: each load is a table for good, one view shows the newest.
+"""Proxy with PostgreSQL as the target: each load is a table that stays for good, and one view shows the newest.
 
     python -m python_jobs.idempotency.proxy_postgres --step setup --target devices \\
         --custodian archive --loader etl  # once
     python -m python_jobs.idempotency.proxy_postgres --source devices.csv --target devices \\
         --columns "id int primary key, name text"
 
-Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 
-- ``load`` copies the file into ``<target>_internal_<yyyymmdd_hhmmss>``, named after the run's start and not after its
-  logical date: a rerun writes a table of its own. In the same transaction the table goes to the role ``custodian`` and
-  its version into ``<target>_versions``. Revoking privileges from the loading role would not do: an owner can't be kept
-  from dropping its table. The role that loads can only call the function that hands a table over, never take one back.
-- ``expose`` points the view to the newest version of that registry, or to ``--version``: the way back, which copies no
-  row. It can be retried alone; grants on the view stay.
+- ``load`` copies the file into ``<target>_internal_<yyyymmdd_hhmmss>``. The name comes from the run's start, not from
+  its logical date: a rerun writes its own table. The same transaction transfers the table to the role ``custodian`` and
+  records the version in ``<target>_versions``. Revoking privileges from the loading role is not enough, because an
+  owner can always drop its table. The loading role can call the function that transfers a table; it can't get a table
+  back.
+- ``expose`` points the view to the newest version of that registry, or to ``--version`` to go back. It copies no row
+  and can be retried alone; grants on the view stay.
 
-Guarantee: a version is complete or not there, and the loading role can't insert into, update, truncate or drop it. A
-superuser can; so can who has the password of ``custodian``, which needs none.
+Guarantee: a version is complete or doesn't exist. The loading role can't insert into, update, truncate or drop it.
 
-Cost: every load stays for good: that is what it is for. Who may delete a version after its legal period is the
-custodian, by hand.
+Not guaranteed: protection against superusers and users who can log in as ``custodian`` (the role needs no login).
+
+Cost: every load stays for good. After its legal period the custodian may drop a version manually.
 
 Source: Data Engineering Design Patterns, chapter 4, Proxy.
 """
@@ -42,30 +43,30 @@ from python_jobs.shared.postgres.relations import Connection, connect_by_environ
 
 @dataclass(frozen=True)
 class Parameters:
-    """Copy a CSV file into a table for good, and show the newest such table through one view."""
+    """Copy a CSV file into an immutable table and show the newest such table through one view."""
 
     target: str
     """Public view, as name or schema.name. Versions are <target>_internal_<yyyymmdd_hhmmss>."""
     source: str | None = None
     """CSV file with a header."""
     columns: str | None = None
-    """What stands between the parentheses of create table, keys and NOT NULL included."""
+    """DDL between the parentheses of create table, with keys and NOT NULL."""
     step: Literal["load_and_expose", "load", "expose", "setup"] = "load_and_expose"
-    """setup, once and as an administrator: registry and the function that hands tables over."""
+    """Steps to run. setup (once, as an administrator) creates the registry and the function that transfers tables."""
     version: str | None = None
     """Version to expose (20240101_101500); by default the newest."""
     started_at: str | None = None
-    """Start of the run (ISO 8601), which names the version; by default the clock's."""
+    """Start of the run (ISO 8601), which names the version; by default the clock's time."""
     delimiter: str = ";"
-    """Between the columns of the file."""
+    """Character between the columns of the file."""
     min_rows: int = 1
-    """A load of fewer rows is refused; 0 publishes an empty one."""
+    """Minimum number of rows; a smaller load is refused, and 0 allows an empty one."""
     lock_seconds: float = 2.0
-    """How long readers may have to wait behind the view's change."""
+    """Maximum time that readers wait for the change of the view, in seconds."""
     custodian: str | None = None
-    """setup: role that owns the versions; it exists and needs no login."""
+    """Role that owns the versions, for setup; it must exist and needs no login."""
     loader: str | None = None
-    """setup: role that loads."""
+    """Role that loads, for setup; it must exist."""
 
     def __post_init__(self) -> None:
         require_table_name(self.target)
@@ -86,10 +87,10 @@ class Parameters:
 
 
 def setup(connection: Connection, params: Parameters) -> None:
-    """Make the registry and the function by which the loading role hands a table over; as an administrator.
+    """Create the registry and the function with which the loading role transfers a table; run it as an administrator.
 
-    The function runs as the custodian, who may act for the loader's tables as a member of that role; not the other
-    way round.
+    The function runs as the custodian. The custodian is a member of the loading role and so may alter its tables; the
+    loading role is no member of the custodian.
     """
     schema, _, name = params.target.rpartition(".")
     if not schema:
@@ -129,12 +130,12 @@ def setup(connection: Connection, params: Parameters) -> None:
 
 
 def load(connection: Connection, params: Parameters) -> dict[str, Any]:
-    """Copy the file into a table of its own and hand it over, in one transaction.
+    """Copy the file into a new table and transfer the table to the custodian, in one transaction.
 
     Raises:
         NotReady: there is no file.
-        DataRefused: the file doesn't fit, or has too few rows; nothing is left of it.
-        JobFailed: there is a version of that second; it stays as it is.
+        DataRefused: the file doesn't fit, or has too few rows; nothing of the file is stored.
+        JobFailed: there is a version of the same second; it stays as it is.
     """
     assert params.source is not None
     assert params.columns is not None
@@ -164,8 +165,8 @@ def expose(connection: Connection, params: Parameters) -> dict[str, Any]:
     """Point the view to a version, in one transaction.
 
     Raises:
-        WrongUse: it is not in the registry.
-        JobFailed: the view is in use, or others need a column that it would lose; it stays as it is.
+        WrongUse: the version is not in the registry.
+        JobFailed: the view is in use, or other objects need a column that the view would lose; it stays as it is.
     """
     registry = sql.SQL("select version from {}").format(params.name("_versions"))
     versions = [version for (version,) in connection.execute(registry).fetchall()]
@@ -173,7 +174,7 @@ def expose(connection: Connection, params: Parameters) -> dict[str, Any]:
     try:
         with connection.transaction():
             execute(connection, "set local lock_timeout = {}", sql.Literal(f"{params.lock_seconds}s"))
-            # Two that replace the view at once: PostgreSQL would end the second with an error of its catalog.
+            # If two runs replace the view at once, PostgreSQL would end the second with an error of its catalog.
             execute(connection, "select pg_advisory_xact_lock(hashtext({}))", sql.Literal(params.target))
             replace_view(connection, params.name(), sql.SQL("select * from {}").format(params.table(version)))
     except psycopg.errors.LockNotAvailable:
@@ -188,10 +189,10 @@ def expose(connection: Connection, params: Parameters) -> dict[str, Any]:
 
 
 def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
-    """Do the step.
+    """Run the steps and return the report.
 
     Raises:
-        JobFailed: PostgreSQL went away, can't be reached, or denies it.
+        JobFailed: PostgreSQL went away, can't be reached, or denies a statement.
     """
     report: dict[str, Any] = {"target": params.target}
     try:

@@ -1,22 +1,22 @@
-"""Proxy in an S3 store: the files of each load are locked, and one manifest names those that readers take.
+"""Proxy in an S3 store: the files of each load are locked, and one manifest names the files that readers use.
 
     python -m python_jobs.idempotency.proxy_s3 --source out/devices --bucket archive \\
         --dataset devices --retain_days 3650
 
-Access comes from the AWS environment (AWS_ENDPOINT_URL, AWS_SHARED_CREDENTIALS_FILE …) and is in no command line.
+The AWS environment holds the access (AWS_ENDPOINT_URL, AWS_SHARED_CREDENTIALS_FILE …); no command line contains it.
 
 - ``load`` copies a folder's files to ``<dataset>/_versions/<yyyymmdd_hhmmss>/``, named after the run's start, under S3
-  Object Lock in compliance mode: until ``--retain_days`` are over nobody can delete them, root included. A later object
-  under the same key is another object version and hides nothing: the manifest names object versions. The version's
-  manifest, ``<dataset>/_manifests/<version>.json``, is written last and is locked too. Files are streamed, those above
-  64 MiB in parts; each key is written only if there is none.
-- ``expose`` copies a version's manifest to ``<dataset>/_current.json``: one object, replaced as a whole. By default the
-  newest version's, with ``--version`` any: the way back. It can be retried alone.
+  Object Lock in compliance mode: nobody, not even root, can delete them for ``--retain_days`` days. A later object
+  under the same key is another object version and hides nothing, because the manifest names object versions. The
+  version's manifest, ``<dataset>/_manifests/<version>.json``, is written last and is locked, too. Files are streamed,
+  and files above 64 MiB are sent in parts. A key is written only if it doesn't exist.
+- ``expose`` copies a version's manifest to ``<dataset>/_current.json``, one object that is replaced as a whole. It
+  takes the newest version, or ``--version`` to go back. It can be retried alone.
 
-Guarantee: a load that died has no manifest and is no version. Readers (:func:`resolve`) see the former version or the
+Guarantee: a load that died has no manifest and is no version. Readers (:func:`resolve`) see the previous version or the
 new one, and get an error if a listed object is missing.
 
-Cost: the store keeps every load until its lock ends, whatever becomes of the contract for it.
+Cost: the store keeps every load until its lock ends, even if the load is no longer needed.
 
 Source: Data Engineering Design Patterns, chapter 4, Proxy.
 """
@@ -48,29 +48,29 @@ from python_jobs.shared.files.manifests import (
 )
 
 PART_BYTES = 64 << 20
-"""Size of a part; a file of one part is sent in one request."""
+"""Size of a part in bytes; a file of one part is sent in one request."""
 _MOST_PARTS = 10_000  # S3's limit
 _THERE_ALREADY = ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Lock a folder's files in an S3 store, and let readers find them."""
+    """Copy a folder's files to an S3 store under a lock, and expose them to readers."""
 
     bucket: str
-    """Bucket with object lock enabled, which it must have been made with."""
+    """Bucket that was created with Object Lock."""
     dataset: str
     """Prefix of the dataset's keys, without a slash at its end."""
     source: str | None = None
     """Local folder with the whole dataset; not for step expose."""
     retain_days: int = 3650
-    """How long the objects can't be deleted."""
+    """Number of days for which the objects can't be deleted."""
     step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
-    """load: files and their manifest; expose: let readers find a version that was loaded before."""
+    """Steps to run. load copies the files and their manifest; expose makes a loaded version the current one."""
     version: str | None = None
     """Version to expose (20240101_101500); by default the newest."""
     started_at: str | None = None
-    """Start of the run (ISO 8601), which names the version and begins its retention; by default the clock's."""
+    """Start of the run (ISO 8601), which names the version and begins its retention; by default the clock's time."""
 
     def __post_init__(self) -> None:
         require_at_least(1, retain_days=self.retain_days)
@@ -90,16 +90,16 @@ class Parameters:
 
     @property
     def current(self) -> str:
-        """The key of the manifest that readers take."""
+        """The key of the manifest that readers use."""
         return f"{self.dataset}/_current.json"
 
 
 def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
-    """Copy the files and then their manifest, each under lock.
+    """Copy the files and then their manifest, each under a lock, and return the manifest.
 
     Raises:
         NotReady: the folder holds no file.
-        JobFailed: there is such a version; it stays as it is. Or a file changed while it was sent.
+        JobFailed: the version exists and stays as it is, or a file changed while it was sent.
     """
     assert params.source is not None
     root = Path(params.source)
@@ -158,7 +158,7 @@ def _send(
 def _send_in_parts(
     client: Any, file: Path, size: int, place: Mapping[str, str], lock: Mapping[str, Any]
 ) -> str:
-    """Send a file in parts; only the last request, which is conditional, makes an object of them."""
+    """Send a file in parts and return its object version; only the last, conditional request creates the object."""
     part_bytes = max(PART_BYTES, -(-size // _MOST_PARTS))
     upload = {
         **place,
@@ -178,18 +178,18 @@ def _send_in_parts(
             client.abort_multipart_upload(**upload)
         raise
     version = str(done["VersionId"])
-    # Some stores forget the lock of an upload in parts; setting it again changes nothing elsewhere.
+    # Some stores forget the lock of an upload in parts; in other stores, setting it again changes nothing.
     retention = {"Mode": lock["ObjectLockMode"], "RetainUntilDate": lock["ObjectLockRetainUntilDate"]}
     client.put_object_retention(**place, VersionId=version, Retention=retention)
     return version
 
 
 def expose(client: Any, params: Parameters) -> str:
-    """Let readers take a version, by default the newest, and return it.
+    """Make a version, by default the newest, the one that readers see, and return it.
 
     Raises:
         WrongUse: there is no such version.
-        JobFailed: one of its objects is missing.
+        JobFailed: one of the version's objects is missing.
     """
     prefix = f"{params.dataset}/_manifests/"
     versions = [key.removeprefix(prefix).removesuffix(".json") for key in _keys(client, params, prefix)]
@@ -201,10 +201,10 @@ def expose(client: Any, params: Parameters) -> str:
 
 
 def resolve(client: Any, params: Parameters) -> list[tuple[str, str]]:
-    """Return key and object version of each file that readers take now.
+    """Return the key and the object version of each file of the exposed version.
 
     Raises:
-        NotReady: nothing was exposed yet.
+        NotReady: no version was exposed yet.
         JobFailed: a listed object is missing.
     """
     try:
@@ -220,7 +220,7 @@ def resolve(client: Any, params: Parameters) -> list[tuple[str, str]]:
 
 
 def _require_complete(client: Any, params: Parameters, manifest: Manifest) -> None:
-    """Look for the object versions, not the newest ones of their keys."""
+    """Check that the listed object versions exist, even if their keys have newer ones."""
     folder, listed = params.folder(manifest.version), {file.path: file for file in manifest.files}
     sizes = {}
     for page in client.get_paginator("list_object_versions").paginate(Bucket=params.bucket, Prefix=folder):
@@ -241,10 +241,10 @@ def _read(client: Any, params: Parameters, key: str) -> str:
 
 
 def run(params: Parameters, connect: Callable[[], Any] = lambda: boto3.client("s3")) -> dict[str, Any]:
-    """Load, expose, or both.
+    """Load, expose, or both, and return the report.
 
     Raises:
-        DataRefused: the store denies it.
+        DataRefused: the store denies a request.
         JobFailed: the store can't be reached.
     """
     report: dict[str, Any] = {"bucket": params.bucket, "dataset": params.dataset}

@@ -1,24 +1,25 @@
-"""Stateful Merger with PostgreSQL as the target, which has no versions: raw increments are kept, and replayed from.
+"""Stateful Merger with PostgreSQL as the target: it has no versions, so raw increments are kept for replays.
 
     python -m python_jobs.idempotency.stateful_merger_postgres --source devices_2024-10-07.csv \\
         --target devices --key '["id"]' \\
         --is_deleted is_deleted --execution_time 2024-10-07
 
-Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 
-The table exists. Beside it the first run makes ``<target>_history`` (the rows of each increment with their execution
-time) and ``<target>_runs`` (execution times and counts, those of empty increments too). A run is one transaction:
+The table must exist. The first run creates two companion tables: ``<target>_history`` (the rows of each increment with
+their execution time) and ``<target>_runs`` (execution times and counts, also of empty increments). A run is one
+transaction:
 
-- a backfill is a run at or before a recorded time: ``>=``, because the rerun of the newest run must forget its former
-  increment as well. The increments from this time on are deleted, and the table is rebuilt from those before it: the
-  newest row of each key, unless that is a deletion;
-- the file is copied into the history and merged into the table.
+- If a run with the same or a later execution time is recorded, the run is a backfill. The rerun of the newest run is a
+  backfill, too, because its former increment must be deleted. The increments from this time on are deleted, and the
+  table is rebuilt from the increments before it: the newest row of each key, unless this row is a deletion.
+- The file is copied into the history and merged into the table.
 
-Guarantee: all of that or nothing, whatever dies; two runs of one target wait for each other; runs later than a backfill
-must follow in order (``to_replay``), and with ``--previous_execution_time`` a run that comes too early is refused.
-Readers see the table before the run or after it.
+Guarantee: a run has its whole effect or none, even if it dies. Two runs of one target wait for each other. Runs later
+than a backfill must follow in order (``to_replay``), and with ``--previous_execution_time`` a run that comes too early
+is refused. Readers see the table before the run or after it.
 
-Cost: the history grows with every increment and nothing deletes from it; a backfill sorts the history by key.
+Cost: the history grows with every increment and nothing is deleted from it; a backfill sorts the history by key.
 
 Source: Data Engineering Design Patterns, chapter 4, Stateful Merger; its check (``>``) misses the newest run's rerun.
 """
@@ -45,24 +46,24 @@ _STAGED = sql.Identifier("stateful_merger_increment")
 
 @dataclass(frozen=True)
 class Parameters:
-    """Merge a CSV file into a table as it was before the run."""
+    """Merge a CSV file into a table, restored to its state before the run."""
 
     source: str
     """CSV file of the run's increment; its header names the target's columns in order, then is_deleted if given."""
     target: str
-    """Table, as name or schema.name; it exists and has a primary or unique key over key."""
+    """Table, as name or schema.name; it must exist, with a primary or unique key over key."""
     execution_time: str
     """Logical time of the run (2024-10-07 or 2024-10-07T08), never the clock's."""
     key: list[str]
     """Columns that identify a row and never change."""
     previous_execution_time: str | None = None
-    """Logical time of the run before; this run waits for it."""
+    """Logical time of the run before; until that run is recorded, this run ends with exit code 4."""
     is_deleted: str | None = None
-    """Boolean column of the file, not of the table, that marks a deletion; empty means no."""
+    """Boolean column of the file, not of the table, that marks a deletion; empty means not deleted."""
     sequence: list[str] = field(default_factory=list)
     """Columns that order the changes of a key within one file."""
     delimiter: str = ";"
-    """Between the columns of the file."""
+    """Character between the columns of the file."""
 
     def __post_init__(self) -> None:
         require_table_name(self.target)
@@ -89,14 +90,15 @@ class Parameters:
 
 
 class Run:
-    """One run inside a transaction."""
+    """One run inside of a transaction."""
 
     def __init__(self, connection: Connection, params: Parameters) -> None:
-        """Lock the target among runs, and make the tables beside it if they are absent.
+        """Lock the target against other runs, and create its companion tables if they don't exist.
 
         Raises:
-            NotReady: there is no target.
-            WrongUse: a column is not there.
+            NotReady: the target doesn't exist.
+            WrongUse: the target lacks a column of key or sequence.
+            DataRefused: the history's columns differ from the target's.
         """
         self._connection, self._params = connection, params
         if not exists(connection, params.table()):
@@ -125,7 +127,7 @@ class Run:
         return [time for (time,) in self._execute("select execution_time from {runs} order by 1").fetchall()]
 
     def restore(self) -> str:
-        """Make the table what it was before this run: 'keep' if it is, else 'rebuild'."""
+        """Restore the table's state before this run; return 'keep' if nothing was to do, else 'rebuild'."""
         if not any(time >= self._params.at for time in self.recorded()):
             return "keep"
         self._execute("delete from {history} where execution_time >= {at}")
@@ -138,7 +140,7 @@ class Run:
         return "rebuild"
 
     def merge(self) -> dict[str, int]:
-        """Copy the file into the history and merge it into the table.
+        """Copy the file into the history, merge it into the table and return the numbers of rows.
 
         Raises:
             NotReady: there is no file.
@@ -175,7 +177,7 @@ class Run:
         return {"rows": read, "changed": merged}
 
     def _require_keys(self) -> None:
-        """Refuse rows without a key: no row of the table equals them, so that each run would add them again."""
+        """Refuse rows with NULL in the key: they match no row of the table, so each run would add them again."""
         nulls = sql.SQL(" or ").join(
             sql.SQL("{} is null").format(sql.Identifier(name)) for name in self._params.key
         )
@@ -190,7 +192,7 @@ class Run:
 
     def _make_tables(self) -> None:
         if not exists(self._connection, self._params.table("_history")):
-            # Columns from the target: a second list of them would drift. A deletion may bring its key alone.
+            # Columns come from the target: a second list would drift. A deletion may have only its key.
             self._execute("create table {history} (like {target}, is_deleted boolean not null, "
                           "execution_time timestamptz not null)")  # fmt: skip
             self._execute("create index on {history} (execution_time)")
@@ -206,8 +208,8 @@ class Run:
         now = columns(self._connection, self._params.table())
         if kept != now:  # types too: a value of a wider history would be rounded for the table
             raise DataRefused(
-                f"{self._params.target} has the columns {_described(now)} by now, its history "
-                f"{_described(kept)}; alter {self._params.target}_history as you altered the table"
+                f"{self._params.target} has the columns {_described(now)} now, its history has "
+                f"{_described(kept)}; alter {self._params.target}_history in the same way as the table"
             )
         self._execute("create temporary table {staged} (like {history}) on commit drop")
         for name in ("is_deleted", "execution_time"):
@@ -216,7 +218,7 @@ class Run:
             self._execute("alter table {staged} add {deleted} boolean")
 
     def _latest(self, rows: str, order: Sequence[str]) -> sql.Composed:
-        """Return the query of each key's newest row; ties are broken by all columns, a deletion first."""
+        """Return the query for each key's newest row; ties are broken by all columns, and a deletion wins."""
         descending = [
             sql.SQL("{} desc nulls last").format(sql.Identifier(name))
             for name in (*order, "is_deleted", *self._columns)
@@ -225,7 +227,7 @@ class Run:
         return sql.SQL(query).format(**self._names, descending=sql.SQL(", ").join(descending))
 
     def _execute(self, statement: str, **names: sql.Composable) -> psycopg.Cursor[Any]:
-        """Run a statement on the run's tables."""
+        """Run a statement with the names of the run's tables and return its cursor."""
         return self._connection.execute(sql.SQL(statement).format(**self._names, **names))
 
 
@@ -238,10 +240,10 @@ def _equal(left: str, right: str, name: str) -> sql.Composed:
 
 
 def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
-    """Do the run in one transaction and report it.
+    """Do the run in one transaction and return the report.
 
     Raises:
-        NotReady: the run before has not been, or there is no file or no table.
+        NotReady: the run before is not recorded, or there is no file or no table.
         DataRefused: the file doesn't fit.
         JobFailed: PostgreSQL went away or can't be reached.
     """

@@ -5,20 +5,19 @@
         --target_topic reduced_visits --target_bootstrap_servers localhost:9092 \\
         --fields '{visit_id: visit_id, at: event_time}'
 
-Guarantee: the records of a transaction and the position behind them are committed together. Consumers with
-``isolation.level=read_committed`` see each record once, and none of a transaction that was given up; others see the
-latter as well, until they are told. A successor has the same ``transactional.id`` and fences off a predecessor that
-still lives.
+Guarantee: the records of a transaction and the position after them are committed together. Consumers with
+``isolation.level=read_committed`` see each record once and no record of an aborted transaction; other consumers also
+see aborted records. A new program has the same ``transactional.id`` and fences off a predecessor that is still running.
 
-A record that is no JSON object, or lacks a field, ends the program (exit code 3) with its topic, partition and offset;
-the transaction is given up, so nothing of it is published. It comes again at each start: correct the producer, or take
-such records out before (Dead-Letter). A tombstone (value NULL) is passed on.
+A record that is no JSON object, or lacks a field, ends the program (exit code 3) with its topic, partition and offset.
+The transaction is aborted, so nothing of it is published. The record is read again at each start: correct the producer,
+or remove such records before this program (Dead-Letter). A tombstone (value NULL) is copied.
 
-A transaction stays open for ``--commit_seconds``, and the broker gives it up 60 seconds later: an open transaction
-can't outlive its own commit. The limits of
-:mod:`python_jobs.ingestion.passthrough_replicator_kafka`, whose clients and loop these are, hold here too.
+A transaction stays open for ``--commit_seconds``, and the broker aborts it 60 seconds later, so an open transaction
+never stays open for long. The program uses the clients and the loop of
+:mod:`python_jobs.ingestion.passthrough_replicator_kafka` and has the same limits.
 
-Spark has no transactional Kafka sink: each task's producer sends on its own, so a task that is tried again sends again.
+Spark has no transactional Kafka sink: each task's producer sends on its own, so a retried task sends its records again.
 
 Source: Data Engineering Design Patterns, chapter 4, Transactional Writer; the guide's ``pat-exactly-once`` (route 1).
 """
@@ -41,7 +40,7 @@ class Parameters(replication.Parameters):
     """Reduce the JSON records of a Kafka topic to some fields, exactly once."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    """Field of the new record to the field of the source's that it takes, in order."""
+    """Fields of the new record, in order, each with the name of its field in the source record."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +49,7 @@ class Parameters(replication.Parameters):
 
 
 class Reducer(Replicator):
-    """One run."""
+    """One run of the program."""
 
     role = "transactional_producer"
 
@@ -59,10 +58,10 @@ class Reducer(Replicator):
         super().__init__(parameters)
 
     def value(self, message: Message) -> bytes | None:
-        """Return the reduced record.
+        """Return the record's value with the chosen fields only.
 
         Raises:
-            DataRefused: it can't be reduced.
+            DataRefused: the value is no JSON object with these fields.
         """
         payload = message.value()
         if payload is None:

@@ -4,17 +4,17 @@
         --files '[devices_1.csv, devices_2.csv]' --target devices \\
         --key '[type, version]' --run 2024-11-20
 
-Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 
-Guarantee: readers see nothing of a run before its commit and all of it afterwards. A line that doesn't fit the table
-leaves nothing of any file. The run is entered in ``<target>__runs`` by the same commit: a rerun with the same files
-does nothing, one with corrected files merges them; rows are merged, so a backfill adds none twice. Of two processes
-with the same run the second waits for the first, and then has nothing to do.
+Guarantee: readers see nothing of a run before its commit and all of it afterwards. If a line of any file doesn't fit
+the table, nothing of any file is written. The same commit records the run in ``<target>__runs``: a rerun with the same
+files does nothing, and a rerun with corrected files merges them. Rows are merged by key, so a backfill duplicates no
+row. Of two processes with the same run the second waits for the first and then does nothing.
 
-Each file goes into a temporary table like the target, so that its lines are checked by the target's own types. Of
-several lines of one key the last one of the last file counts.
+Each file is copied into a temporary staging table like the target, so that the target's own types check its lines. Of
+several lines with one key the last line of the last file is stored.
 
-Cost: every row is written twice, and the target's touched rows stay locked until the commit.
+Cost: every row is written twice, and the target's changed rows stay locked until the commit.
 
 Source: Data Engineering Design Patterns, chapter 4, Transactional Writer.
 """
@@ -47,15 +47,15 @@ class Parameters(Clocked):
     """Merge CSV files into a table in one transaction."""
 
     files: list[str]
-    """CSV files with a header, in the order in which they count."""
+    """CSV files with a header; for a key in several files the last file wins."""
     target: str
     """Table with a unique key, as name or schema.name; it must exist."""
     key: list[str]
-    """Columns of that key."""
+    """Columns of the target's unique key."""
     run: str
     """Logical time of the run (2024-11-20), never the clock's."""
     delimiter: str = ";"
-    """Between the columns of the files."""
+    """Character between the columns of the files."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,10 +70,10 @@ class Parameters(Clocked):
 
 
 def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_environment) -> dict[str, Any]:
-    """Merge all files or none.
+    """Merge all files or none, and return the report.
 
     Raises:
-        NotReady: a file or the target isn't there.
+        NotReady: a file or the target doesn't exist.
         DataRefused: a line doesn't fit the target; nothing was written.
         WrongUse: the target has no such column, or no such unique key.
     """
@@ -93,7 +93,7 @@ def run(parameters: Parameters, connect: Callable[[], Connection] = connect_by_e
 
 
 def _content_of(files: list[str]) -> str:
-    """Return a hash of the files' content, whatever they are called."""
+    """Return a hash of the files' content, without their names."""
     digest = hashlib.sha256()
     for file in files:
         path = Path(file)
@@ -112,20 +112,20 @@ def _require_columns(connection: Connection, parameters: Parameters) -> None:
 
 
 def _merge(connection: Connection, parameters: Parameters, file: str) -> int:
-    """Copy one file beside the target and merge it; return the rows that it inserted or changed."""
-    beside = sql.Identifier("transactional_writer_file")
+    """Copy one file into a staging table and merge it; return the number of inserted or changed rows."""
+    staging = sql.Identifier("transactional_writer_file")
     try:
         execute(
             connection,
             "create temporary table {} (like {} including defaults) on commit drop",
-            beside,
+            staging,
             parameters.table,
         )
-        copy_csv(connection, file, beside, parameters.delimiter, stays=parameters.target)
-        # The order of the lines; after COPY, which fills all columns that there are.
-        execute(connection, "alter table {} add column {} bigserial", beside, sql.Identifier(_LINE))
-        merged = connection.execute(_upsert(connection, parameters, beside)).rowcount
-        execute(connection, "drop table {}", beside)
+        copy_csv(connection, file, staging, parameters.delimiter, stays=parameters.target)
+        # The number of each line; added after COPY, because COPY fills all existing columns.
+        execute(connection, "alter table {} add column {} bigserial", staging, sql.Identifier(_LINE))
+        merged = connection.execute(_upsert(connection, parameters, staging)).rowcount
+        execute(connection, "drop table {}", staging)
         return merged
     except psycopg.IntegrityError as failure:
         raise DataRefused(
@@ -137,7 +137,7 @@ def _merge(connection: Connection, parameters: Parameters, file: str) -> int:
         ) from None
 
 
-def _upsert(connection: Connection, parameters: Parameters, beside: sql.Identifier) -> sql.Composed:
+def _upsert(connection: Connection, parameters: Parameters, staging: sql.Identifier) -> sql.Composed:
     names = [name for name, _ in columns(connection, parameters.table)]
     values = [name for name in names if name not in parameters.key]
     key = listed(parameters.key)
@@ -159,7 +159,7 @@ def _upsert(connection: Connection, parameters: Parameters, beside: sql.Identifi
         listed(names),
         key,
         listed(names),
-        beside,
+        staging,
         key,
         sql.Identifier(_LINE),
         key,

@@ -1,4 +1,4 @@
-"""Airflow's REST API (version 2), as far as a trigger needs it: start a DAG's run under a name of ours, once."""
+"""Airflow's REST API (version 2), as far as a trigger needs it: start a DAG's run once, under a given name."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ ANSWER_SECONDS = 30
 
 
 class TriggerFailed(Exception):
-    """The orchestrator did not take the run; the message names no secret."""
+    """The orchestrator did not accept the run; the message contains no secret."""
 
     def __init__(self, sentence: str, *, transient: bool) -> None:
         super().__init__(sentence)
         self.transient = transient
-        """Whether trying again can help."""
+        """Whether a retry can succeed."""
 
 
 @dataclass(frozen=True)
 class Airflow:
-    """A DAG of an Airflow, and the source of its credentials."""
+    """A DAG of an Airflow server, and the environment variables of its credentials."""
 
     url: str
     """Base URL, such as http://localhost:8080."""
     dag: str
     """DAG to run."""
     user_env: str | None = None
-    """Environment variable that holds the user's name; without it no token is asked for."""
+    """Environment variable that holds the user's name; without it the client requests no token."""
     password_env: str | None = None
     """Environment variable that holds the user's password."""
 
     def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
-        """Start the run ``run_id``; one that exists already is a success.
+        """Start the run ``run_id``; a run that already exists is a success.
 
         Raises:
-            TriggerFailed: Airflow refused, answered an error or no answer.
+            TriggerFailed: Airflow refused, returned an error or didn't answer.
         """
         body = {"dag_run_id": run_id, "logical_date": None, "conf": dict(conf)}
         path = f"/api/v2/dags/{quote(self.dag, safe='')}/dagRuns"
         self._post(path, body, {200, 201, 409}, self._authorization())
 
     def _authorization(self) -> dict[str, str]:
-        """Return the header with a fresh token: one outlives its day only by luck."""
+        """Return the header with a new token, because tokens expire after about a day."""
         if self.user_env is None or self.password_env is None:
             return {}
         missing = [name for name in (self.user_env, self.password_env) if name not in os.environ]
@@ -59,7 +59,7 @@ class Airflow:
         try:
             token = answer.json()["access_token"]
         except (requests.exceptions.JSONDecodeError, LookupError, TypeError):
-            # An answer that broke off, or a proxy's page in its place.
+            # The answer is truncated, or is a proxy's page.
             raise TriggerFailed(
                 "Airflow's answer to POST /auth/token holds no access_token", transient=True
             ) from None
@@ -69,12 +69,12 @@ class Airflow:
         self, path: str, body: Mapping[str, Any], good: set[int], headers: Mapping[str, str]
     ) -> requests.Response:
         try:
-            # A redirect would make a GET of it, whose 200 starts nothing.
+            # A redirect would turn the request into a GET, whose status 200 starts nothing.
             answer = requests.post(
                 self.url + path, json=body, headers=headers, timeout=ANSWER_SECONDS, allow_redirects=False
             )
         except requests.RequestException as failure:
-            # Only the kind of failure: the exception's text may hold what was sent.
+            # Name only the failure's class: its text may hold the request.
             raise TriggerFailed(
                 f"Airflow at {self.url} gave no answer ({type(failure).__name__})", transient=True
             ) from None

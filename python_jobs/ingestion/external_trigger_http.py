@@ -1,14 +1,14 @@
-"""External Trigger: a notification starts the workloads that subscribed to it, each once.
+"""External Trigger: a notification starts each workload that subscribed to it once.
 
     python -m python_jobs.ingestion.external_trigger_http --config conf/jobs/external_trigger_visits.yml
 
-Notifications come to ``POST /events`` (push: nothing polls, a quiet bus costs nothing) and, if the configuration names
-a topic, from Kafka (pull: a consumer waits at the broker). Each envelope is written to the run registry before it is
-acknowledged; then its runs are started, at most ``max_active_runs`` of a workload at a time, by threads that end when
-nothing is queued. A run is a local command (``spark-submit``, ``dbt build``) or a DAG's run in Airflow.
+Notifications come to ``POST /events`` (push: the program doesn't poll and costs nothing without events) and, if the
+configuration names a topic, from Kafka (pull: a consumer waits at the broker). Each envelope is written to the run
+registry before it is acknowledged. Then threads start its runs, at most ``max_active_runs`` of a workload at a time,
+and end when nothing is queued. A run is a local command (``spark-submit``, ``dbt build``) or a DAG's run in Airflow.
 
-What can't be read, and what has failed for good, waits as a dead letter: ``GET /dead-letters``, and
-``POST /dead-letters/<id>/replay`` makes exactly one run of it.
+Unreadable records and runs that failed for good are dead letters. ``GET /dead-letters`` lists them, and
+``POST /dead-letters/<id>/replay`` starts exactly one run for a dead letter.
 
 Source: Data Engineering Design Patterns, chapter 2, External Trigger.
 """
@@ -68,25 +68,25 @@ log = logging.getLogger(NAME)
 
 @dataclass(frozen=True)
 class Workload:
-    """What an event starts, and which events."""
+    """A command or a DAG, and the events that start it."""
 
     name: str
-    """Name, part of its runs' ids."""
+    """Name of the workload, which is part of its runs' ids."""
     when: Filter = field(default_factory=Filter)
-    """Which events start it."""
+    """Filter for the events that start the workload; by default every created object."""
     command: list[str] | None = None
     """A local command; {bucket}, {file_to_load}, {partition_from}, {partition_to}, {run_id} and {conf_file} stand for
     the event's values, $NAME for environment variables."""
     airflow: Airflow | None = None
-    """In place of a command: a DAG."""
+    """A DAG, instead of a command."""
     max_active_runs: int = 5
-    """Most runs at a time."""
+    """Maximum number of runs at a time."""
     attempts: int = 3
-    """Tries of a run before it is a dead letter."""
+    """Maximum number of tries before a run is a dead letter."""
     retry_seconds: float = 10
-    """Wait before the second try, ± 10 %; doubled before each further one, up to ten minutes."""
+    """Wait before the second try, in seconds (± 10 %); it doubles before each further try, up to ten minutes."""
     timeout_seconds: float = 3600
-    """A command that runs longer is ended and has failed."""
+    """Maximum duration of a command, in seconds; a command that runs longer is ended and has failed."""
 
     def __post_init__(self) -> None:
         if (self.command is None) == (self.airflow is None):
@@ -108,7 +108,7 @@ class Workload:
                 raise WrongUse(f"the command of workload {self.name} names {unset[0]}, which is not set")
 
     def run_id(self, event: Event) -> str:
-        """Return the name of its run for an event."""
+        """Return the id of the workload's run for an event."""
         return f"External-{self.name}-{event.id}"
 
 
@@ -117,25 +117,25 @@ class Kafka:
     """A topic whose messages are envelopes."""
 
     bootstrap_servers: str
-    """Brokers; $NAME stands for an environment variable."""
+    """Brokers, host:port,…; $NAME stands for an environment variable."""
     topic: str
-    """Topic."""
+    """Topic to read."""
     group: str = NAME
-    """Consumer group, whose committed offsets say what has been taken over."""
+    """Consumer group; its committed offsets are behind the envelopes that are in the registry."""
     settings_file: str | None = None
     """YAML file with further settings of librdkafka, such as those of TLS and SASL."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Start workloads when events say that there is something to load."""
+    """Start workloads when events announce new data."""
 
     registry: str
-    """Folder of the run registry and of the runs' logs; one trigger at a time works on it."""
+    """Folder of the run registry and of the runs' logs; only one trigger at a time may use it."""
     workloads: list[Workload]
-    """What events start."""
+    """Workloads that events start."""
     kafka: Kafka | None = None
-    """A topic to read envelopes from, beside HTTP."""
+    """A topic to read envelopes from, in addition to HTTP."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8123
@@ -143,13 +143,13 @@ class Parameters:
     token_env: str | None = None
     """Environment variable with the bearer token that every request must carry; only a loopback address needs none."""
     retention_days: float = 90
-    """How long runs that succeeded, their logs and their envelopes are kept, in days. An event that is delivered again
-    later than that runs again. Dead letters are kept until they are replayed."""
+    """Days for which runs that succeeded, their logs and their envelopes are kept. An event that is delivered again
+    after that runs again. Dead letters are kept until they are replayed."""
 
     def __post_init__(self) -> None:
         names = [workload.name for workload in self.workloads]
         if not names or len(set(names)) < len(names):
-            raise WrongUse(f"workloads must have names of their own, got {names}")
+            raise WrongUse(f"workloads must have one name each, all different, got {names}")
         if self.token_env is not None and not os.environ.get(self.token_env):
             raise WrongUse(f"environment variable {self.token_env}, which token_env names, is not set")
         if self.token_env is None and not _is_loopback(self.host):
@@ -163,22 +163,22 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one envelope."""
+    """The result of one envelope."""
 
     triggered: list[str]
-    """Ids of the runs that are new."""
+    """Ids of the new runs."""
     known: list[str]
     """Ids of the runs that an earlier delivery has started."""
     ignored: int
-    """Events that no workload wants."""
+    """Number of events that no workload wants."""
     dead_letters: list[str]
-    """Ids of what can't be read."""
+    """Ids of the unreadable records."""
     errors: list[str]
-    """Why each of them can't be read."""
+    """Reason of each dead letter, in their order."""
 
     @property
     def rejected(self) -> bool:
-        """Whether nothing of the envelope can be read."""
+        """Whether no record of the envelope can be read."""
         return bool(self.dead_letters) and not (self.triggered or self.known or self.ignored)
 
 
@@ -186,7 +186,7 @@ class Outcome:
 
 
 class Trigger:
-    """Takes envelopes over, and runs what they start."""
+    """Accepts envelopes and executes the runs that they start."""
 
     def __init__(self, parameters: Parameters, registry: RunRegistry) -> None:
         self.workloads = {workload.name: workload for workload in parameters.workloads}
@@ -200,12 +200,12 @@ class Trigger:
         self._lock = threading.Lock()
 
     def handle(self, body: bytes, now: str | None = None, replaces: str | None = None) -> Outcome:
-        """Take one envelope over; when this returns, nothing of it can get lost.
+        """Accept one envelope and return its outcome; after the return, no record of it can get lost.
 
         Args:
-            body: the envelope as it came.
-            now: processing time, ISO 8601; default: the clock.
-            replaces: id of the dead letter that this is a replay of.
+            body: envelope as delivered.
+            now: processing time, ISO 8601; default: the clock's time.
+            replaces: id of the dead letter of which this call is a replay; default: none.
         """
         now = now or utc_now().isoformat()
         events, poisons = read_envelope(body)
@@ -229,7 +229,7 @@ class Trigger:
         return Outcome(new, known, ignored, [p.id for p in poisons], [p.error for p in poisons])
 
     def prune(self, now: dt.datetime) -> None:
-        """Forget what ended well before the retention began, with its logs; at most once an hour."""
+        """Delete runs that succeeded before the retention period, with their logs; at most once an hour."""
         if self._pruned_at is not None and now - self._pruned_at < _PRUNE_EVERY:
             return
         self._pruned_at = now
@@ -237,10 +237,10 @@ class Trigger:
             shutil.rmtree(self._folder / run_id, ignore_errors=True)
 
     def replay(self, dead_letter: str) -> list[str]:
-        """Run a dead letter again; return its runs, none if it has been replayed before or isn't known.
+        """Run a dead letter again and return its runs' ids; none if it is unknown or was replayed before.
 
         Raises:
-            JobFailed: it still can't be read.
+            JobFailed: the dead letter still can't be read.
         """
         poison = self.registry.poison(dead_letter)
         if poison is None:
@@ -262,7 +262,7 @@ class Trigger:
             thread.start()
 
     def stop(self) -> None:
-        """End what runs; it is queued again for the next start."""
+        """End all running runs; they are queued again for the next start."""
         self._stopping.set()
         with self._lock:
             threads, children = list(self._threads), list(self._children.values())
@@ -273,7 +273,7 @@ class Trigger:
             thread.join()
 
     def active(self) -> int:
-        """Return how many runs are being worked on."""
+        """Return the number of runs in progress."""
         with self._lock:
             return len(self._threads)
 
@@ -283,7 +283,7 @@ class Trigger:
             self._run(run)
         except TriggerFailed as failure:
             error = str(failure)
-        except Exception as failure:  # whatever it is, the event must not get lost
+        except Exception as failure:  # after any error, the event must not get lost
             error = f"{type(failure).__name__}: {failure}"
         if self._stopping.is_set() and error is not None:
             self.registry.requeue(run.run_id)
@@ -322,13 +322,13 @@ class Trigger:
         retrier.call(attempt, idempotent=True)
 
     def _execute(self, workload: Workload, run: Run, timeout: float) -> None:
-        """Run the command; its output goes to a file of the run."""
+        """Run the command and write its output to a file of the run."""
         folder = self._folder / run.run_id
         folder.mkdir(parents=True, exist_ok=True)
         conf_file, output = folder / "conf.json", folder / "output.log"
         conf_file.write_text(run.conf, encoding="utf-8")
         command = command_of(workload, run, conf_file)
-        # The child inherits the lock: if this process dies, the next one waits for the child before it runs again.
+        # The child inherits the lock: if this process dies, the next one waits for the child before its own run.
         with self._exclusive(folder / "lock") as lock, output.open("ab") as stream:
             child = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
@@ -346,18 +346,18 @@ class Trigger:
                 with self._lock:
                     del self._children[run.run_id]
         if code != 0:
-            # The jobs' contract: 2 is wrong use and 3 refused data, which no further try mends.
+            # By the jobs' contract, 2 is wrong use and 3 is refused data: a retry can't succeed.
             raise TriggerFailed(f"exit code {code}: {_last_line(output)}", transient=code not in (2, 3))
 
     @contextlib.contextmanager
     def _exclusive(self, path: Path) -> Iterator[int]:
-        """Hold a lock that lasts as long as anyone has its file open, children included."""
+        """Hold a lock that lasts while any process has its file open, children included."""
         with path.open("w") as file:
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                except BlockingIOError:  # a child of a process that died is still at it
+                except BlockingIOError:  # a child of a process that died is still running
                     if self._stopping.wait(0.2):
                         raise TriggerFailed("the trigger is being stopped", transient=False) from None
             yield file.fileno()
@@ -378,7 +378,7 @@ def command_of(workload: Workload, run: Run, conf_file: Path) -> list[str]:
     conf = json.loads(run.conf)
     values = conf["values"] | {"run_id": run.run_id, "conf_file": str(conf_file)}
     try:
-        # Only what the configuration says is expanded, never what an event says.
+        # Expand variables only in the configuration's text, never in an event's values.
         return [
             "".join(
                 os.path.expandvars(literal) + (values[name] if name else "")
@@ -394,16 +394,17 @@ def command_of(workload: Workload, run: Run, conf_file: Path) -> list[str]:
 
 
 def _pieces(command: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield each text of a command with the name in braces that follows it; none is an empty one."""
+    """Yield each text of a command with the name in braces that follows it, or an empty name."""
     for part in command:
         for literal, name, _, _ in string.Formatter().parse(part):
             yield literal, name or ""
 
 
 def _conf(event: Event, envelope_id: str, now: str, request_id: str) -> str:
-    """Return the context of a run as JSON: who triggered it, by what, when.
+    """Return the context of a run as JSON: the trigger, the event and the time.
 
-    Of an envelope with many records each run has its own one: the registry keeps the whole envelope once.
+    If an envelope has many records, each run's context has only its own record; the registry stores the whole envelope
+    once.
     """
     return json.dumps(
         {
@@ -440,7 +441,7 @@ def _last_line(path: Path) -> str:
 
 
 def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
-    """Return the HTTP form: envelopes in, dead letters out and again in."""
+    """Return the HTTP application, which accepts envelopes and lists and replays dead letters."""
     app = flask.Flask(NAME)
     app.config["MAX_CONTENT_LENGTH"] = MAX_ENVELOPE_BYTES
 
@@ -450,7 +451,7 @@ def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
         given = request.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             flask.abort(401)
-        # A page of any site that somebody on this machine opens may send requests here, but not without these signs.
+        # Any web page open on this machine may send requests here, but its requests have one of these signs.
         if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
             flask.abort(403, "requests of web pages are refused")
         if token is None and not _is_loopback(_host_name(request.host)):
@@ -462,7 +463,7 @@ def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
     @app.post("/events")
     def events() -> tuple[flask.Response, int]:
         outcome = trigger.handle(flask.request.get_data())
-        # A malformed envelope is kept like any other: its sender hears the reason and need not send it again.
+        # A malformed envelope is stored, too: its sender gets the reason and need not send it again.
         return flask.jsonify(vars(outcome)), 422 if outcome.rejected else 202
 
     @app.get("/envelopes/<envelope_id>")
@@ -500,7 +501,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """Return a Host header without its port; the colons of an IPv6 address stand in brackets."""
+    """Return a Host header without its port; an IPv6 address is in brackets."""
     return re.sub(r":[0-9]*$", "", host).lower()
 
 
@@ -538,7 +539,7 @@ def consumer_of(kafka: Kafka) -> Consumer:
 
 
 def consume(consumer: Consumer, trigger: Trigger, stopping: threading.Event) -> None:
-    """Take messages over until ``stopping``; an offset is committed after its envelope is in the registry."""
+    """Accept messages until ``stopping`` is set; an offset is committed after its envelope is in the registry."""
     try:
         while not stopping.is_set():
             message = consumer.poll(1.0)
@@ -561,7 +562,7 @@ def consume(consumer: Consumer, trigger: Trigger, stopping: threading.Event) -> 
 
 @contextlib.contextmanager
 def running_trigger(parameters: Parameters) -> Iterator[Trigger]:
-    """Open the registry, take up what an earlier process left, and stop cleanly at the end.
+    """Open the registry, resume the runs of an earlier process, and stop cleanly at the end.
 
     Raises:
         JobFailed: another process works on this registry.
@@ -572,7 +573,7 @@ def running_trigger(parameters: Parameters) -> Iterator[Trigger]:
         only_one = filelock.FileLock(folder / "trigger.lock", timeout=0)
         only_one.acquire()
     except filelock.Timeout:
-        raise JobFailed(f"another trigger works on {folder}; give this one a registry of its own") from None
+        raise JobFailed(f"another trigger works on {folder}; give this one its own registry") from None
     registry = RunRegistry(folder / REGISTRY_FILE)
     trigger = Trigger(parameters, registry)
     try:
@@ -587,7 +588,7 @@ def running_trigger(parameters: Parameters) -> Iterator[Trigger]:
 
 
 def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: None) -> None:
-    """Handle events until a signal; ``ready`` is called with the port when they may come."""
+    """Handle events until a signal; call ``ready`` with the port when events are accepted."""
     stopping = threading.Event()
     failures: list[Exception] = []
     with (
@@ -603,7 +604,7 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
             def consume_or_end() -> None:
                 try:
                     consume(consumer, trigger, stopping)
-                except Exception as failure:  # nobody would miss a thread that is gone: the process ends
+                except Exception as failure:  # nobody would notice a dead thread: the process ends
                     failures.append(failure)
                     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -617,11 +618,11 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
     if failures:
         failure = failures[0]
         said = str(failure) if isinstance(failure, JobFailed) else f"{type(failure).__name__}: {failure}"
-        raise JobFailed(f"nothing is read from Kafka any more: {said}")
+        raise JobFailed(f"reading from Kafka has ended: {said}")
 
 
 def run(parameters: Parameters) -> dict[str, object]:
-    """Serve until a signal; return how many runs are in each state."""
+    """Serve until a signal; return the number of runs in each state."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     serve(parameters, lambda port: print(f"http://{parameters.host}:{port}", flush=True))

@@ -1,21 +1,22 @@
-"""Full Loader with PostgreSQL as the target: COPY into a table beside, then the public view swapped in one transaction.
+"""Full Loader with PostgreSQL as the target: COPY into a staging table, then one transaction that replaces the view.
 
     python -m python_jobs.ingestion.full_loader_postgres --source devices.csv --target devices --version 2024-01-01 \\
         --columns "type varchar(15) not null, full_name varchar(50) not null, version varchar(40) not null, \\
                    primary key (full_name, version)"
 
-Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and are in no command line.
+Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 
-The view is never dropped before its successor exists, not even for a moment:
+Readers find the view at every moment:
 
-- ``load`` copies the file into ``<target>_<yyyymmdd>__loaded`` in one transaction of its own: a bad line, a repeated
-  key or a NULL leaves nothing behind, and no reader waits for it.
-- ``expose`` gives that table the version's name and makes the view show it, in one transaction. Without a loaded table
-  it shows the version that is there: the way back. ``create or replace view`` can only add columns at the end; when
-  one is gone, renamed or retyped, the view is dropped and created with its grants in that same transaction.
+- ``load`` copies the file into ``<target>_<yyyymmdd>__loaded`` in its own transaction: a bad line, a repeated key or a
+  NULL leaves nothing, and no reader waits.
+- ``expose`` gives that table the version's name and points the view to it, in one transaction. Without a loaded table
+  it points the view to the existing table of the version, to go back. ``create or replace view`` can only add columns
+  at the end. If a column is removed, renamed or retyped, the same transaction drops the view and recreates it with its
+  grants.
 
-The view's lock is asked for with a time limit, again and again: a long query on it delays the swap, and the swap never
-makes the readers behind that query wait longer than the limit.
+The program requests the view's lock with a time limit and retries. A long query on the view delays the swap, but other
+readers never wait longer than the limit.
 
 Of two runs of one target at once the second waits for the first.
 
@@ -54,7 +55,7 @@ _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 @dataclass(frozen=True)
 class Parameters:
-    """Copy a CSV file into a versioned table and show it through one view."""
+    """Copy a CSV file into a versioned table and show that table through one view."""
 
     source: str
     """CSV file with a header."""
@@ -63,21 +64,21 @@ class Parameters:
     version: str
     """Logical date of the dataset (2024-01-01), never the clock's."""
     columns: str
-    """What stands between the parentheses of create table, keys and NOT NULL included."""
+    """DDL between the parentheses of create table, with keys and NOT NULL."""
     delimiter: str = ";"
-    """Between the columns of the file."""
+    """Character between the columns of the file."""
     min_rows: int = 1
-    """Fewer rows are not exposed; 0 allows an empty dataset."""
+    """Minimum number of rows; a smaller version is not exposed, and 0 allows an empty dataset."""
     max_shrink_percent: float = 50.0
-    """A version that has so much fewer rows than the exposed one is not exposed; 100 allows it."""
+    """Maximum percentage of rows that a version may lose against the exposed one; 100 allows any loss."""
     step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
-    """load: only beside; expose: show a loaded version, also an older one (the way back)."""
+    """Steps to run. load only stages a version; expose shows a loaded version, or an older one to go back."""
     keep_versions: int = 7
-    """How many versions stay for the way back, beside the exposed one."""
+    """Number of the newest versions that stay, to go back; at least 2. The exposed one always stays."""
     lock_seconds: float = 2.0
-    """How long readers may have to wait behind one try of the swap."""
+    """Maximum time that readers wait for one try of the swap, in seconds."""
     tries: int = 30
-    """How often the swap is tried while a long query holds the view."""
+    """Number of tries of the swap while a long query uses the view."""
 
     def __post_init__(self) -> None:
         require_table_name(self.target)
@@ -89,7 +90,7 @@ class Parameters:
 
     @property
     def version_name(self) -> str:
-        """The logical date without dashes."""
+        """The logical date without its dashes, such as 20240101."""
         try:
             return f"{dt.date.fromisoformat(self.version):%Y%m%d}"
         except ValueError:
@@ -104,7 +105,7 @@ class Parameters:
 
 
 def load(connection: Connection, parameters: Parameters) -> int:
-    """Copy the file beside the version's table; return its rows.
+    """Copy the file into the version's staging table and return the number of its rows.
 
     Raises:
         NotReady: there is no file.
@@ -124,12 +125,12 @@ def load(connection: Connection, parameters: Parameters) -> int:
 
 
 def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
-    """Make the view show the version; return its rows and those shown before.
+    """Point the view to the version; return the numbers of the version's rows and of the rows shown before.
 
     Raises:
-        WrongUse: the version is not there.
-        DataRefused: the volume is not allowed; the view stays as it is.
-        JobFailed: the view was in use for all the tries.
+        WrongUse: the version doesn't exist.
+        DataRefused: the number of rows is not allowed; the view stays as it is.
+        JobFailed: the view was in use during all tries.
     """
     policy = RetryPolicy(
         attempts=parameters.tries,
@@ -156,7 +157,7 @@ def _classify(error: BaseException) -> Failure:
 
 
 def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
-    """Do it all in one transaction: whatever fails, and wherever it dies, the view is as it was."""
+    """Check and swap in one transaction: after any failure or crash the view is unchanged."""
     version = f"_{parameters.version_name}"
     loaded, named, old = (parameters.table(version + suffix) for suffix in ("__loaded", "", "__old"))
     with connection.transaction():
@@ -168,10 +169,10 @@ def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
             raise WrongUse(f"version {parameters.version_name} of {parameters.target} is not there")
         counts = _check(connection, parameters, loaded if is_fresh else named)
         if exists(connection, parameters.table()):
-            # As readers do, the view first and then its table: the other way round they would block each other.
+            # Lock the view first and then its table, as readers do: the opposite order would cause deadlocks.
             execute(connection, "lock table {} in access exclusive mode", parameters.table())
         replaces = is_fresh and exists(connection, named)
-        if replaces:  # a view follows its table's renaming: readers still see the old rows
+        if replaces:  # a view follows the renaming of its table: readers still see the old rows
             execute(connection, "alter table {} rename to {}", named, old)
         if is_fresh:
             execute(connection, "alter table {} rename to {}", loaded, named)
@@ -197,7 +198,7 @@ def _check(connection: Connection, parameters: Parameters, table: sql.Identifier
 
 
 def drop_old_versions(connection: Connection, parameters: Parameters) -> list[str]:
-    """Drop versions beyond the newest ones, never the exposed one; return their names."""
+    """Drop all but the newest versions, never the exposed one; return the dropped versions."""
     schema, _, name = parameters.target.rpartition(".")
     tables = connection.execute(
         "select tablename from pg_tables where schemaname = coalesce(nullif(%s, ''), current_schema()) "
@@ -215,7 +216,7 @@ def drop_old_versions(connection: Connection, parameters: Parameters) -> list[st
 
 
 def run(parameters: Parameters, connect: Callable[[], Connection] | None = None) -> dict[str, Any]:
-    """Load the version and expose it, or one of the two."""
+    """Load the version, expose it, or both, and return the report."""
     report: dict[str, Any] = {
         "source": parameters.source,
         "target": parameters.target,

@@ -3,22 +3,21 @@
 Problem: another environment needs exactly the records of a topic. A stream through Spark loses their timestamps,
 which its Kafka sink can't set, and writes records twice when it retries.
 
-Guarantee: every record arrives in the partition it came from, in the order of that partition, with its key, value
-(both may be NULL), headers and timestamp. The source's offsets are committed to the target's cluster in the
-transaction that holds the records, so that a program that was killed goes on where its records end; one that is
-still alive when its successor starts is fenced off. Readers with ``isolation.level=read_committed`` see each record
-once. Others may also see records of a transaction that was given up: the header ``replicated_from``, the last
-one, holds ``topic/partition/offset`` at the source and tells them apart.
+Guarantee: every record arrives in its own partition, in the order of that partition, with its key, value (both may be
+NULL), headers and timestamp. The source's offsets are committed to the target's cluster in the transaction of the
+records, so a killed program continues after its last committed record. A new program fences off a predecessor that is
+still running. Readers with ``isolation.level=read_committed`` see each record once. Other readers may also see records
+of aborted transactions; the last header, ``replicated_from``, holds the record's ``topic/partition/offset`` at the
+source and so identifies duplicates.
 
-Not copied: offsets, which are the target's own, and records of transactions that the source gave up.
+Not copied: offsets, because the target has its own, and records of transactions that were aborted at the source.
 
-The target topic must be there, with at least as many partitions, ``message.timestamp.type=CreateTime``, and no
-other writer. The position is kept as the offsets of the group ``passthrough_replicator.<source topic>`` under the
-target topic; Kafka forgets it after ``offsets.retention.minutes`` (7 days) of standstill, after which a start is
-refused instead of copying all again.
+The target topic must exist, with at least as many partitions, ``message.timestamp.type=CreateTime``, and no other
+writer. The position is stored as the offsets of the group ``passthrough_replicator.<source topic>`` under the target
+topic. Kafka deletes this position after ``offsets.retention.minutes`` (7 days) without a commit. After that a start is
+refused instead of copying all records again.
 
-Cost: one process, a consumer and a producer. A transaction takes up to ``--commit_seconds``, which is how far
-behind readers are.
+Cost: one process, a consumer and a producer. A transaction takes up to ``--commit_seconds``; readers lag by this time.
 
     python -m python_jobs.ingestion.passthrough_replicator_kafka --source_topic events \\
         --source_bootstrap_servers kafka.production:9092 \\
@@ -36,7 +35,7 @@ from python_jobs.shared.kafka.replication import Parameters, Replicator, run_unt
 
 
 def run(parameters: Parameters) -> dict[str, Any]:
-    """Replicate until SIGTERM or SIGINT, or until the end."""
+    """Replicate until SIGTERM or SIGINT, or until the end; return the numbers of records and bytes."""
     return run_until_stopped(Replicator(parameters))
 
 

@@ -5,9 +5,9 @@
     python -m python_jobs.ingestion.readiness_marker_sensor --dataset gold \\
         --table $LAKEHOUSE_ROOT/observability/observability_readiness --after_run 3f0c…
 
-Exit 0 ready, 4 not ready in time; the report says what was found. Nothing is written but the report.
+Exit code 0 means ready, 4 not ready in time. The report names what is ready. Only the report is written.
 
-In Airflow, a sensor that gives its slot back between two looks:
+In Airflow, use a sensor that releases its slot between two checks:
 
     PythonSensor(
         task_id="wait_for_visits",
@@ -16,15 +16,16 @@ In Airflow, a sensor that gives its slot back between two looks:
         mode="reschedule", poke_interval=60, timeout=3600,
     )
 
-Conditions, one a call:
+Conditions, one for each call:
 
 - ``marker``: the folder holds ``_READY`` (``python_jobs/ingestion/readiness_marker.py``).
-- ``next_partition``: a later partition exists than the folder named here, ``…/date=2024-03-01/hour=10``. A skipped
-  hour is closed by any later one; a quiet producer must make its empty partitions, or the last one waits for ever.
-- ``table``: the Delta table has a commit with data above ``after_version``. OPTIMIZE and the like are none.
-- ``dataset`` in ``table``: dbt has published it (``macros/ingestion/readiness_marker.sql``), in another run than
-  ``after_run``.
-- ``changes``: the dataset has notices of closed partitions made anew, beside those ``handled``.
+- ``next_partition``: a partition exists that is later than the given folder, ``…/date=2024-03-01/hour=10``. Any later
+  hour closes a skipped one. A producer without data must create empty partitions, or consumers of its last partition
+  wait for ever.
+- ``table``: the Delta table has a commit with data above ``after_version``. OPTIMIZE and similar commits don't count.
+- ``dataset`` in ``table``: dbt has published the dataset (``macros/ingestion/readiness_marker.sql``), in another run
+  than ``after_run``.
+- ``changes``: the dataset has notices of recreated closed partitions that are not in ``handled``.
 
 Source: Data Engineering Design Patterns, chapter 2, Readiness Marker.
 """
@@ -51,24 +52,24 @@ class WrongCondition(ValueError):
 
 @dataclass(frozen=True)
 class Condition:
-    """What to wait for."""
+    """The condition for which a consumer waits; exactly one of four kinds."""
 
     marker: str | None = None
     """Folder (path or URI) that must hold a marker."""
     next_partition: str | None = None
-    """Partition folder; ready when a later one exists beside it."""
+    """Partition folder; it is ready when a later partition exists."""
     table: str | None = None
     """Delta table (path or URI) that must have new data; with dataset, the ledger of published datasets."""
     after_version: int | None = None
-    """Version of the table that was taken last; without it, any data is new."""
+    """Version of the table that was read last; by default any data is new."""
     dataset: str | None = None
     """Name of a dataset that dbt publishes."""
     after_run: str | None = None
-    """run_id of the dataset that was taken last; without it, any is new."""
+    """run_id of the dataset that was read last; by default any run is new."""
     changes: str | None = None
-    """Dataset folder whose closed partitions may be made anew."""
+    """Dataset folder whose closed partitions may be recreated."""
     handled: tuple[str, ...] = ()
-    """Names of the notices that were handled already."""
+    """Names of the notices that are already handled."""
 
     def __post_init__(self) -> None:
         named = [name for name in ("marker", "next_partition", "table", "changes") if getattr(self, name)]
@@ -81,7 +82,7 @@ class Condition:
 
 
 def look(condition: Condition) -> dict[str, Any] | None:
-    """Look once; return what a consumer must know of what is ready, or None."""
+    """Check once; return a description of the ready data for its consumer, or None if it is not ready."""
     if condition.marker is not None:
         system, path = _open(condition.marker)
         return {"marker": condition.marker} if _is_file(system, f"{path}/{MARKER}") else None
@@ -100,12 +101,12 @@ def look(condition: Condition) -> dict[str, Any] | None:
 
 
 def is_ready(**condition: Any) -> bool:
-    """Look once and return at once: what a PythonSensor calls; arguments are the fields of Condition."""
+    """Check once and return whether the data is ready, for a PythonSensor; arguments are the fields of Condition."""
     return look(Condition(**condition)) is not None
 
 
 def wait(condition: Condition, timeout_seconds: float, poll_seconds: float = 30) -> dict[str, Any] | None:
-    """Look until it is ready, at most ``timeout_seconds``; return as :func:`look`. The caller's thread is held."""
+    """Check in the caller's thread until the data is ready or ``timeout_seconds`` are over; return as :func:`look`."""
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda found: found is None),
         wait=tenacity.wait_fixed(poll_seconds),
@@ -129,7 +130,7 @@ def _is_file(system: fs.FileSystem, path: str) -> bool:
 
 
 def _later_partition(folder: str) -> dict[str, Any] | None:
-    """Return the first partition after this one, in the order of the names: ``date=…`` and ``hour=…`` sort by time."""
+    """Return the next partition in the order of names: ``date=…`` and ``hour=…`` sort by time."""
     system, path = _open(folder)
     depth = 2 if path.rsplit("/", 1)[1].startswith("hour=") else 1
     root, own = path.rsplit("/", depth)[0], "/".join(path.split("/")[-depth:])
@@ -144,7 +145,7 @@ def _later_partition(folder: str) -> dict[str, Any] | None:
                 for info in system.get_file_info(fs.FileSelector(parent))
                 if info.type == fs.FileType.Directory
                 and "=" in info.base_name
-                # Days before are closed already: don't list their hours.
+                # Earlier days are closed already: don't list their hours.
                 and info.path.removeprefix(f"{root}/") >= own.split("/")[0]
             ]
         )
@@ -161,7 +162,7 @@ def _new_notices(dataset: str, handled: tuple[str, ...]) -> dict[str, Any] | Non
 
 
 def _new_commit(table: DeltaTable, after_version: int | None) -> dict[str, Any] | None:
-    """Return the newest commit with data. The log may have lost older ones; the newest are there."""
+    """Return the newest commit with data; the log may have lost old commits, never the newest."""
     limit = None if after_version is None else max(table.version() - after_version, 1)
     for commit in table.history(limit):
         if after_version is not None and commit["version"] <= after_version:
@@ -184,14 +185,14 @@ class Parameters(Condition):
     """Wait until a dataset is ready."""
 
     timeout_seconds: float = 0
-    """How long to wait; 0 looks once."""
+    """Maximum wait in seconds; 0 checks once."""
     poll_seconds: float = 30
-    """Between two looks."""
+    """Time between two checks, in seconds."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run as a command."""
-    # Here, because it brings pyspark: an orchestrator's environment imports this module without it.
+    """Run the module as a command."""
+    # Imported here, so that an orchestrator's environment needs none of these modules.
     from python_jobs.shared.core.command_line import run_program
     from python_jobs.shared.core.failures import NotReady
 

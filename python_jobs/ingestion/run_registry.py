@@ -1,7 +1,8 @@
-"""The durable memory of what was triggered: one SQLite file, written before an event is acknowledged.
+"""The durable registry of triggered runs: one SQLite file, written before an event is acknowledged.
 
-A run is named by the event and the workload, so that an event that comes again finds its run. ``queued`` → ``running``
-→ ``succeeded`` or ``dead``; a run that was ``running`` when its process died is queued again at the next start.
+A run's name is built from the event and the workload, so a repeated event finds its run. The states of a run are
+``queued`` → ``running`` → ``succeeded`` or ``dead``. A run that was ``running`` when its process died is queued again
+at the next start.
 """
 
 from __future__ import annotations
@@ -59,42 +60,42 @@ class Run:
     run_id: str
     workload: str
     conf: str
-    """JSON: the context the workload gets."""
+    """Context that the workload gets, as JSON."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What came in one delivery; its runs refer to it."""
+    """The content of one delivery; its runs refer to it."""
 
     id: str
-    """The same for every delivery."""
+    """Identity of the content: the same for every delivery."""
     body: str
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """What could not be done, kept until it is replayed."""
+    """A failed run or an unreadable record, kept until it is replayed."""
 
     id: str
-    """Of the run, or of the unreadable record."""
+    """Id of the run or of the unreadable record."""
     error: str
 
 
 class RunRegistry:
-    """The file at ``path``; safe to use from many threads."""
+    """The registry in the file at ``path``; many threads may use it."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Raises:
-            WrongUse: it is of another format.
+            WrongUse: the file has another format.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
         self._connection.row_factory = sqlite3.Row
         self._connection.execute("pragma journal_mode = wal")
-        self._connection.execute("pragma synchronous = full")  # acknowledged means on the disk
+        self._connection.execute("pragma synchronous = full")  # an acknowledged event is on the disk
         with self._transaction() as db:
             version = db.execute("pragma user_version").fetchone()[0]
             changes = {0: _SCHEMA, 1: _FROM_FORMAT_1}.get(version)
@@ -117,15 +118,15 @@ class RunRegistry:
         replaces: str | None = None,
         envelope: Envelope | None = None,
     ) -> list[str]:
-        """Keep an envelope's runs and unreadable records, all in one transaction; return the runs that are new.
+        """Store an envelope's runs and unreadable records in one transaction; return the ids of the new runs.
 
         Args:
-            runs: what the envelope starts.
-            poisons: what of it can't be read.
-            now: when it came.
-            replaces: unreadable record that is marked as replayed in the same transaction; if it has been already,
-                nothing is kept.
-            envelope: kept once, if a run is new, however many runs refer to it.
+            runs: runs that the envelope starts.
+            poisons: unreadable records of the envelope.
+            now: time of the delivery.
+            replaces: unreadable record to mark as replayed in the same transaction; if it is already marked, nothing
+                is stored.
+            envelope: envelope to store if a run is new; it is stored once, however many runs refer to it.
         """
         new = []
         with self._transaction() as db:
@@ -155,7 +156,7 @@ class RunRegistry:
         return new
 
     def claim(self, limits: Mapping[str, int]) -> Run | None:
-        """Take the oldest queued run of a workload that has fewer running than its limit, and mark it running."""
+        """Claim the oldest queued run of a workload below its limit of running runs; None if there is none."""
         with self._transaction() as db:
             for workload, limit in limits.items():
                 row = db.execute(
@@ -171,12 +172,12 @@ class RunRegistry:
         return None
 
     def attempted(self, run_id: str) -> None:
-        """Count one more attempt."""
+        """Count one more attempt of a run."""
         with self._transaction() as db:
             db.execute("update runs set attempts = attempts + 1 where run_id = ?", (run_id,))
 
     def finish(self, run_id: str, now: str, error: str | None) -> None:
-        """Mark a run as succeeded, or as dead with what went wrong."""
+        """Mark a run as succeeded, or as dead with its error."""
         status = "succeeded" if error is None else "dead"
         with self._transaction() as db:
             db.execute(
@@ -185,17 +186,17 @@ class RunRegistry:
             )
 
     def requeue_running(self) -> None:
-        """Queue again what was running: its process is gone."""
+        """Queue all running runs again, because their process is gone."""
         with self._transaction() as db:
             db.execute("update runs set status = 'queued' where status = 'running'")
 
     def requeue(self, run_id: str) -> None:
-        """Queue a run again that was stopped."""
+        """Queue a stopped run again."""
         with self._transaction() as db:
             db.execute("update runs set status = 'queued' where run_id = ?", (run_id,))
 
     def replay(self, run_id: str) -> bool:
-        """Queue a dead run again; False if it isn't dead (any more), so that two replays make one run."""
+        """Queue a dead run again; return False if the run isn't dead, so that two replays start one run."""
         with self._transaction() as db:
             return (
                 db.execute(
@@ -205,7 +206,7 @@ class RunRegistry:
             )
 
     def poison(self, poison_id: str) -> Poison | None:
-        """Return an unreadable record that hasn't been replayed."""
+        """Return an unreadable record, or None if it is unknown or already replayed."""
         with self._transaction() as db:
             row = db.execute(
                 "select poison_id as id, body, error from poisons where poison_id = ? and replayed_at is null",
@@ -214,13 +215,13 @@ class RunRegistry:
         return None if row is None else Poison(**row)
 
     def envelope(self, envelope_id: str) -> str | None:
-        """Return the body of an envelope that a run refers to."""
+        """Return the body of a stored envelope, or None if it is unknown."""
         with self._transaction() as db:
             row = db.execute("select body from envelopes where envelope_id = ?", (envelope_id,)).fetchone()
         return None if row is None else str(row["body"])
 
     def prune(self, before: str) -> list[str]:
-        """Forget what ended well before a time, and the envelopes that only those runs named; return the runs.
+        """Delete runs that succeeded before a time, and envelopes without a run; return the deleted runs' ids.
 
         Dead letters stay until they are replayed.
         """

@@ -1,6 +1,6 @@
-"""Notifications of an object store: from the bytes of an envelope to events with an identity. Pure functions.
+"""Notifications of an object store: pure functions that turn an envelope's bytes into events with an identity.
 
-The envelope is S3's (MinIO, Ceph and moto send the same): ``{"Records": [{"eventName": "ObjectCreated:Put",
+The envelope has S3's format (MinIO, Ceph and moto send the same): ``{"Records": [{"eventName": "ObjectCreated:Put",
 "eventTime": …, "s3": {"bucket": {"name": …}, "object": {"key": …, "sequencer": …}}}, …]}``.
 """
 
@@ -16,29 +16,29 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 MAX_DEPTH = 64
-"""Most levels of an envelope's JSON; S3's has five."""
+"""Maximum number of levels in an envelope's JSON; S3's has five."""
 
 _PARTITION = re.compile(r"(?:^|/)date=([0-9]{4}-[0-9]{2}-[0-9]{2})(?:/hour=([0-9]{1,2}))?/")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One record of an envelope: something happened to one object."""
+    """One record of an envelope: the notification about one object."""
 
     id: str
-    """The same for every delivery of the event, alone or with others in an envelope."""
+    """Identity of the event: the same for every delivery, alone or with other events in an envelope."""
     type: str
-    """Such as ObjectCreated:Put."""
+    """Type of the event, such as ObjectCreated:Put."""
     bucket: str
     key: str
     """The object's name, decoded."""
     time: str
-    """When it happened, as the sender says."""
+    """Time of the event, from the sender."""
     alone: str = ""
-    """The envelope with this record only, JSON; the envelope as it came if there is no other record."""
+    """Envelope with only this record, as JSON; if there is no other record, the envelope as delivered."""
 
     def values(self) -> dict[str, str]:
-        """Return what a workload's command may name in braces."""
+        """Return the values of the names that a workload's command may use in braces."""
         return {"bucket": self.bucket, "file_to_load": self.key, **_partition(self.key)}
 
 
@@ -47,18 +47,18 @@ class Poison:
     """An envelope, or a record of one, that can't be read."""
 
     id: str
-    """The same for every delivery."""
+    """Identity of the bytes: the same for every delivery."""
     body: bytes
-    """What to handle again once the fault is mended."""
+    """Bytes to handle again after the fault is fixed."""
     error: str
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which events a workload wants."""
+    """The events that start a workload."""
 
     type: str = "ObjectCreated:*"
-    """Event type, ``*`` standing for anything."""
+    """Event type, in which ``*`` matches any text."""
     bucket: str | None = None
     """Bucket; any by default."""
     prefix: str = ""
@@ -67,7 +67,7 @@ class Filter:
     """End of the object's name, such as the marker that a complete partition gets last."""
 
     def accepts(self, event: Event) -> bool:
-        """Return whether the event is one of these."""
+        """Return whether the event passes the filter."""
         return (
             fnmatch.fnmatchcase(event.type, self.type.removeprefix("s3:"))
             and self.bucket in (None, event.bucket)
@@ -77,19 +77,19 @@ class Filter:
 
 
 PLACEHOLDERS = frozenset({"bucket", "file_to_load", "partition_from", "partition_to"})
-"""What :meth:`Event.values` can hold; the last two come from date=…/hour=… folders in the object's name."""
+"""Names that :meth:`Event.values` can return; the last two come from date=…/hour=… folders in the object's name."""
 
 
 def read_envelope(body: bytes) -> tuple[list[Event], list[Poison]]:
-    """Return the events of an envelope, and what of it can't be read; one bad record leaves the others alone.
+    """Return the events of an envelope and its unreadable records; a bad record doesn't affect the others.
 
-    Whatever the bytes are, nothing is raised: the sender's fault must not stop the handler.
+    No bytes raise an error: the sender's fault must not stop the handler.
     """
     try:
         text = body.decode("utf-8-sig")
         envelope = json.loads(text)
         if isinstance(envelope, dict) and envelope.get("Event") == "s3:TestEvent":
-            return [], []  # sent when a bucket is subscribed to
+            return [], []  # sent when a subscription to a bucket begins
         records = _records(envelope)
     except Exception as failure:
         return [], [Poison(digest(body), body, f"the envelope {_said_of_envelope(failure)}")]
@@ -105,7 +105,7 @@ def read_envelope(body: bytes) -> tuple[list[Event], list[Poison]]:
 
 
 class _Malformed(Exception):
-    """An envelope that is JSON, but not one of S3's."""
+    """The envelope is JSON, but has not S3's format."""
 
 
 def _said_of_envelope(failure: Exception) -> str:
@@ -117,7 +117,7 @@ def _said_of_envelope(failure: Exception) -> str:
 
 
 def _records(envelope: Any) -> list[Any]:
-    """Return the records; levels are counted without recursion, which a sender could exhaust."""
+    """Return the records; levels are counted without recursion, because a sender could exhaust the stack."""
     level = [envelope]
     for _ in range(MAX_DEPTH):
         level = [
@@ -143,19 +143,19 @@ def _event(record: Any, alone: str) -> Event:
     for name, text in texts.items():
         if not isinstance(text, str) or (not text and name != "eventTime"):
             raise ValueError(f"{name} must be a text, got {json.dumps(text)[:100]}")
-        text.encode()  # half of a surrogate pair is no text
+        text.encode()  # raises for half of a surrogate pair
     type_ = texts["eventName"].removeprefix("s3:")
     key = unquote_plus(texts["key"], errors="strict")
     if ".." in key.split("/") or "\0" in key:
         raise ValueError(f"the key {key!r} leaves its folder")
     time = texts["eventTime"]
-    # The sequencer and the version tell two writes of one object apart; a redelivery repeats them.
+    # Two writes of one object differ in sequencer or version; a redelivery repeats both.
     identity = [type_, bucket, key, time, *(described.get(n) for n in ("sequencer", "versionId", "eTag"))]
     return Event(digest(json.dumps(identity).encode()), type_, bucket, key, time, alone)
 
 
 def _partition(key: str) -> dict[str, str]:
-    """Return the bounds of the landing partition that the object lies in, if its folders say so."""
+    """Return the bounds of the object's landing partition, or nothing if its folders name none."""
     match = _PARTITION.search(key)
     if match is None:
         return {}
@@ -172,5 +172,5 @@ def _partition(key: str) -> dict[str, str]:
 
 
 def digest(content: bytes) -> str:
-    """Return a name for some bytes: the same for every delivery of them."""
+    """Return a name of the bytes that is the same for every delivery."""
     return hashlib.sha256(content).hexdigest()[:32]

@@ -118,7 +118,7 @@ def test_bad_input_is_refused_in_one_sentence(visits: Visits) -> None:
     visits.database.execute(
         "create table visits_2023_46 (page text)", "insert into visits_2023_46 values ('mine')"
     )
-    with pytest.raises(DataRefused, match="visits_2023_46 is there and was not made by this job"):
+    with pytest.raises(DataRefused, match="visits_2023_46 exists and was not created by this job"):
         visits.load("2023-11-13")
     with pytest.raises(
         DataRefused, match="unit 2023_47 of visits is not there: load it from its first day on"

@@ -191,7 +191,7 @@ def test_what_is_not_there_or_makes_no_sense(letters: Letters) -> None:
     letters.database.execute("alter table letters add colour text")
     with pytest.raises(
         DataRefused,
-        match="value text, colour text by now, its history id text, value text; alter",
+        match="value text, colour text now, its history has id text, value text; alter",
     ):
         letters.run("08")
     for wrong in ({"target": "a.b.c"}, {"key": []}, {"previous_execution_time": "2024-10-08"}):
@@ -218,7 +218,7 @@ def test_a_table_narrower_than_its_history_is_refused(letters: Letters) -> None:
     letters.run("07", target="prices")
     letters.database.execute("alter table prices alter value type numeric(5,2)")
     with pytest.raises(
-        DataRefused, match=r"value numeric\(5,2\) by now, its history id text, value numeric\(6,3\)"
+        DataRefused, match=r"value numeric\(5,2\) now, its history has id text, value numeric\(6,3\)"
     ):
         letters.run("07", target="prices")
 

@@ -768,8 +768,8 @@ def test_malformed_messages_are_kept_and_the_consumer_goes_on(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "nothing is read from Kafka any more: Kafka: "),
-        (b"", "nothing is read from Kafka any more: OSError: no space left on device"),
+        (KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "reading from Kafka has ended: Kafka: "),
+        (b"", "reading from Kafka has ended: OSError: no space left on device"),
     ],
 )
 def test_a_consumer_that_ends_ends_the_program(
@@ -841,7 +841,7 @@ def test_wrong_configurations_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     refused("names {bukket}; allowed are bucket, conf_file, file_to_load", command=["{bukket}"])
     refused(r"names \$NO_SUCH_VARIABLE, which is not set", command=["$NO_SUCH_VARIABLE/x"])
     refused(r"attempts of workload \S+ must be 1 or more, got 0", attempts=0)
-    with pytest.raises(WrongUse, match="workloads must have names of their own"):
+    with pytest.raises(WrongUse, match="workloads must have one name each, all different"):
         Parameters(registry="r", workloads=[shell("a", ""), shell("a", "")])
     with pytest.raises(WrongUse, match="environment variable NO_TOKEN, which token_env names, is not set"):
         Parameters(registry="r", workloads=[shell("a", "")], token_env="NO_TOKEN")
