@@ -4,8 +4,9 @@
 
     A dataset is all models, seeds and snapshots with one tag. `withdraw_readiness` is an on-run-start hook and deletes
     the row before the first table is built. `publish_readiness` is an on-run-end hook, dbt's last step, and writes the
-    row when every node of the run passed. A run that dies in between leaves no row. A run that selects only some of the
-    dataset's tables leaves no row either, because the other tables are older than their sources.
+    row when every node of the run passed. A run that dies in between leaves no row. A run that builds only some of the
+    dataset's tables (`--select`, `dbt retry`) leaves no row either, because the other tables are older than their
+    sources. `--empty` leaves no row, because its tables have no rows.
 -#}
 
 {% macro withdraw_readiness(dataset, location_root=none) %}
@@ -34,10 +35,17 @@
                 {%- do reasons.append(result.node.name ~ ' ' ~ result.status) -%}
             {%- endif -%}
         {%- endfor -%}
-        {#- Tables left out by --exclude do not belong to the dataset; --select builds a part of the dataset. -#}
-        {%- if invocation_args_dict.get('select') or invocation_args_dict.get('selector') -%}
+        {%- if invocation_args_dict.get('empty') -%}
+            {%- do reasons.append('--empty builds no rows') -%}
+        {%- endif -%}
+        {#-
+            Tables left out by --exclude do not belong to the dataset. --select builds a part of the dataset, and so does
+            `dbt retry`, which has the arguments of the run before.
+        -#}
+        {%- set partial = invocation_args_dict.get('select') or invocation_args_dict.get('selector') -%}
+        {%- if partial or not invocation_args_dict.get('exclude') -%}
             {%- for node in lakehouse_patterns._readiness_members(dataset) if node.unique_id not in statuses -%}
-                {%- do reasons.append(node.name ~ ' was not selected') -%}
+                {%- do reasons.append(node.name ~ ' was not built') -%}
             {%- endfor -%}
         {%- endif -%}
         {%- set built = lakehouse_patterns._readiness_members(dataset, statuses.keys()) -%}

@@ -73,9 +73,17 @@
 {% endmacro %}
 
 {% macro delta_logs_sql(root, paths) %}
+    {#-
+        Hadoop reads the path as a glob, so a folder's name must be escaped. Hadoop removes one escape when it expands the
+        braces: three backslashes leave one.
+    -#}
+    {%- set literal = [] -%}
+    {%- for path in paths -%}
+        {%- do literal.append(modules.re.sub('([\\\\{}\\[\\]*?,])', '\\\\\\\\\\\\\\1', path) | replace('`', '``')) -%}
+    {%- endfor -%}
 begin
     declare exit handler for sqlstate '42K03' begin select cast(null as string) as location where false; end;
     select distinct regexp_extract(path, '^(.*)/_delta_log/', 1) as location
-    from binaryFile.`{{ root }}{{ '{' ~ paths | join(',') ~ '}' }}/_delta_log/{00000000000000000000.json,*.checkpoint*.parquet}`;
+    from binaryFile.`{{ root }}{{ '{' ~ literal | join(',') ~ '}' }}/_delta_log/{00000000000000000000.json,*.checkpoint*.parquet}`;
 end
 {% endmacro %}

@@ -55,6 +55,7 @@ from python_jobs.shared.delta.tables import (
     partition_columns,
     partition_values,
     read_table,
+    sql_name,
     table_location,
     table_size,
 )
@@ -219,6 +220,8 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     report = compact(spark, parameters, now)
     if parameters.mode == "daily" and parameters.vacuum:
         report["vacuum"] = clean(spark, parameters, retention, now)
+    if parameters.format == "delta":
+        report["table_version"] = latest_version(spark, parameters.table)
     return {"table": parameters.table, "format": parameters.format, "mode": parameters.mode} | report
 
 
@@ -276,7 +279,7 @@ def _compact_delta(spark: SparkSession, parameters: Parameters, now: dt.datetime
     chosen = _chosen_partitions(spark, parameters, now)
     if not chosen:
         untouched = State(*table_size(spark, table))
-        return _report(None, untouched, partitions_compacted=0, table_version=latest_version(spark, table))
+        return _report(None, untouched, partitions_compacted=0)
     before = _delta_state(spark, parameters)
     types = {name: dict(read_table(spark, table).dtypes)[name] for name in partition_columns(spark, table)}
     builder = delta_table(spark, table).optimize()
@@ -301,7 +304,6 @@ def _compact_delta(spark: SparkSession, parameters: Parameters, now: dt.datetime
         files_removed=metrics.numFilesRemoved,
         files_added=metrics.numFilesAdded,
         partitions_compacted=len(chosen),
-        table_version=latest_version(spark, table),
     )
 
 
@@ -352,8 +354,11 @@ def _delta_state(spark: SparkSession, parameters: Parameters) -> State:
 def _vacuum(
     spark: SparkSession, parameters: Parameters, retention: dt.timedelta, now: dt.datetime
 ) -> dict[str, Any]:
-    """Remove unused files; the numbers are those that the vacuum itself wrote to the log."""
+    """Remove unused files, if there are any; the numbers are those that the vacuum itself wrote to the log."""
     hours = retention / dt.timedelta(hours=1)
+    statement = f"vacuum {sql_name(parameters.table)}"
+    if parameters.retention_hours is not None:
+        statement += f" retain {parameters.retention_hours:g} hours"
     with settings(
         spark,
         {
@@ -363,7 +368,10 @@ def _vacuum(
             "spark.databricks.delta.vacuum.logging.enabled": "true",
         },
     ):
-        delta_table(spark, parameters.table).vacuum(parameters.retention_hours)
+        # A vacuum commits twice, also when it removes nothing.
+        if spark.sql(f"{statement} dry run").isEmpty():
+            return {"retention_hours": hours, "files_deleted": 0, "bytes_deleted": 0}
+        spark.sql(statement)
     commits = delta_table(spark, parameters.table).history(10).collect()
     metrics: dict[str, str] = {}
     for operation in ("VACUUM START", "VACUUM END"):

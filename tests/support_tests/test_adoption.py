@@ -35,6 +35,18 @@ def test_tables_and_sources_are_adopted_from_their_paths(spark, make_project):
     assert_rows(project.table("seen"), [(0,), (1,), (2,)])
 
 
+def test_the_characters_of_a_folder_are_no_pattern(spark, render, tmp_path):
+    root = tmp_path / "lake [1] {a,b} what*?, 100%"
+    tables = [str(root / "silver" / name) for name in ("here", "here_too", "absent")]
+    for other in ("lake 1 a what*?, 100%", "lake [1] a what", "lake [1] {a,b} whatever?, 100%"):
+        spark.range(1).write.format("delta").save(str(tmp_path / other / "silver" / "absent"))
+    for table in tables[:2]:
+        spark.range(1).write.format("delta").save(table)
+    sql = render("delta_logs_sql", root="/", paths=[table.lstrip("/") for table in tables])
+    found = {row.location.removeprefix("file:") for row in spark.sql(sql).collect()}
+    assert found == set(tables[:2])
+
+
 def test_without_the_hook_the_history_is_lost(spark, make_project):
     project = make_project(FILES)
     spark.range(3).write.format("delta").save(f"{project.location}/by_path")

@@ -87,7 +87,10 @@ def test_four_files_become_one_and_vacuum_waits_for_the_retention(table: Table) 
     older = table.spark.read.format("delta").option("versionAsOf", 2).load(table.path)
     assert older.count() == 30
 
-    assert table.compact(vacuum=True)["vacuum"]["files_deleted"] == 0
+    idle = table.compact(vacuum=True)
+    assert idle["vacuum"] == {"retention_hours": 168, "files_deleted": 0, "bytes_deleted": 0}
+    assert idle["table_version"] == report["table_version"] == len(table.operations()) - 1
+    assert table.operations()[-1] == "OPTIMIZE", "a run that has nothing to do commits nothing"
     assert table.on_disk() == 5
 
     versions = len(table.operations())
@@ -99,7 +102,9 @@ def test_four_files_become_one_and_vacuum_waits_for_the_retention(table: Table) 
         table.compact(vacuum=True, retention_hours=200)
     assert len(table.operations()) == versions
 
-    vacuum = table.compact(vacuum=True, retention_hours=0, allow_unsafe_retention=True)["vacuum"]
+    cleaned = table.compact(vacuum=True, retention_hours=0, allow_unsafe_retention=True)
+    vacuum = cleaned["vacuum"]
+    assert cleaned["table_version"] == len(table.operations()) - 1 == report["table_version"] + 2
     assert (vacuum["files_deleted"], table.on_disk()) == (4, 1)
     assert vacuum["bytes_deleted"] == report["bytes_before"]
     assert_rows(table.rows(), before)
@@ -179,7 +184,7 @@ def test_an_ingestion_job_compacts_inline_only_what_it_wrote(table: Table) -> No
     assert table.operations()[-1] == "OPTIMIZE"  # and no vacuum
 
     assert run(table.spark, daily)["partitions_compacted"] == 1
-    assert (len(table.active("d1")), table.operations()[-1], table.ids()) == (1, "VACUUM END", ids)
+    assert (len(table.active("d1")), table.operations()[-1], table.ids()) == (1, "OPTIMIZE", ids)
 
 
 def test_readers_and_writers_go_on_meanwhile(table: Table) -> None:
@@ -301,7 +306,7 @@ def test_the_command_of_the_page(table: Table) -> None:
         run_job(Parameters, run, [paths.get(word, word) for word in words])
     assert end.value.code == 0
     assert len(table.rows().inputFiles()) == 5
-    assert table.operations()[-1] == "VACUUM END"
+    assert table.operations()[-1] == "OPTIMIZE"
 
 
 @pytest.mark.parametrize(

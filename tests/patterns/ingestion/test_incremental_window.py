@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
-from tests.support.snippets import snippets
+from tests.support.snippets import snippet, snippets
 from tests.support.stories import PASSES, DbtStories, Story
 
 PAGE = "docs/ingestion.md"
@@ -206,3 +206,23 @@ def test_current_lines_are_those_of_the_highest_load(spark: SparkSession, render
     ).createOrReplaceTempView("loaded_files")
     current = spark.sql(render("current_lines", lines="loaded_lines", files="loaded_files"))
     assert_rows(current, [("f", 2, "new"), ("h", 1, "kept")])
+
+
+def test_a_unit_test_says_what_the_window_is(
+    make_project: Callable[..., DbtProject], spark: SparkSession
+) -> None:
+    unit_test = snippet(PAGE, f"{THIS}test_a_unit_test_says_what_the_window_is")
+    earlier = unit_test.replace("only_rows", "earlier_rows").replace("-01 10:00:00'\"", "-01 09:00:00'\"")
+    project = make_project(
+        {
+            "models/sources.yml": SOURCES.replace("appended_visits", "visits"),
+            "models/visits_of_the_window.sql": APPENDED.replace("appended_visits", "visits"),
+            "models/unit_test.yml": unit_test,
+            "models/earlier.yml": earlier,
+        }
+    )
+    project.source("visits", spark.createDataFrame([], "visit_id string, ingested_at timestamp"))
+    project.run("test", "--select", "only_rows_of_the_window")
+    differences = project.fails("test", "--select", "earlier_rows_of_the_window")
+    assert "differs from" in differences
+    assert "before" in differences

@@ -427,13 +427,16 @@ MODELS = {
         "{{ config(materialized='table', tags='gold') }} select raise_error('broken') as id from {{ ref('orders') }} "
         "where id = 13 union all select id from {{ ref('orders') }}"
     ),
-    "models/customers.sql": "{{ config(materialized='table', tags='gold') }} select 1 as id from {{ ref('revenue') }}",
+    "models/customers.sql": (
+        "{{ config(materialized='table', tags='gold') }} select 1 as id from {{ ref('revenue') }} "
+        "union all select raise_error('late') as id from {{ source('raw', 'orders') }} where id = 21"
+    ),
     "models/_models.yml": """
 version: 2
 sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: orders, identifier: landed}]}]
 models:
   - name: orders
-    columns: [{name: id, data_tests: [{accepted_values: {arguments: {values: [1, 2, 13], quote: false}}}]}]
+    columns: [{name: id, data_tests: [{accepted_values: {arguments: {values: [1, 2, 13, 21], quote: false}}}]}]
 """,
 }  # fmt: skip
 
@@ -446,10 +449,12 @@ class Builds:
         self.ledgers: dict[str, list[Any]] = {}
         self.statuses: dict[str, dict[str, str]] = {}
 
-    def build(self, name: str, ids: list[int], *arguments: str, fails: bool = False) -> None:
+    def build(
+        self, name: str, ids: list[int], *arguments: str, command: str = "build", fails: bool = False
+    ) -> None:
         self.project.source("landed", self.project.spark.createDataFrame([(i,) for i in ids], "id int"))
         call = self.project.fails if fails else self.project.run
-        call("build", *arguments)
+        call(command, *arguments)
         self.statuses[name] = self.project.statuses()
         self.ledgers[name] = self.project.table("observability_readiness").collect()
 
@@ -463,6 +468,9 @@ def builds(make_project: Callable[..., DbtProject]) -> Iterator[Builds]:
     builds.build("passed again", [1, 2])
     builds.build("failing node", [13], fails=True)
     builds.build("passed once more", [1])
+    builds.build("last node fails", [21], fails=True)
+    builds.build("retried", [1], command="retry")
+    builds.build("empty", [1], "--empty")
     builds.build("failing test", [99], fails=True)
     return builds
 
@@ -491,6 +499,18 @@ def test_a_failing_test_leaves_no_marker(builds: Builds) -> None:
 def test_a_run_of_some_tables_leaves_no_marker(builds: Builds) -> None:
     assert builds.statuses["partial"] == {"customers": "success"}
     assert builds.ledgers["partial"] == []
+
+
+def test_a_retry_builds_a_part_and_leaves_no_marker(builds: Builds) -> None:
+    assert builds.statuses["last node fails"]["revenue"] == "success"
+    assert builds.statuses["last node fails"]["customers"] == "error"
+    assert builds.statuses["retried"] == {"customers": "success"}
+    assert builds.ledgers["retried"] == []
+
+
+def test_a_build_without_rows_leaves_no_marker(builds: Builds) -> None:
+    assert builds.statuses["empty"].items() >= {"revenue": "success", "customers": "success"}.items()
+    assert builds.ledgers["empty"] == []
 
 
 def test_consumers_of_a_published_dataset(builds: Builds, spark: SparkSession) -> None:
