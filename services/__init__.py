@@ -1,1 +1,1 @@
-"""Everything that is not Spark and runs beside it: Kafka, PostgreSQL, Debezium, S3, a cluster, the demo's runner."""
+"""The services that run next to Spark: Kafka, PostgreSQL, Debezium, S3, a cluster, the demo's runner."""

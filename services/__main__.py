@@ -2,8 +2,8 @@
 
     python -m services [--folder FOLDER]
 
-It prints ``export`` lines by which other programs find them. Passwords are in files that only you can read; the lines
-name the files. Broker and database keep their data in the folder, the S3 API forgets.
+It prints ``export`` lines with which other programs find the services. Passwords are in files that only you can read;
+the lines name these files. Broker and database keep their data in the folder; the S3 API keeps nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(folder: str = ".services") -> int:
     """Start everything, print how to reach it, wait for an interrupt, stop everything.
 
     Args:
-        folder: data, logs and password files.
+        folder: folder for data, logs and password files.
 
     Returns:
         The exit code.

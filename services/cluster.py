@@ -2,7 +2,7 @@
 
     python -m services.cluster --lakehouse FOLDER      # runs until interrupted; prints what dbt and spark-submit need
 
-Free loopback ports, own folders, stopped by the handles that started it: two of them never meet.
+Each cluster uses free loopback ports and its own folders, so two clusters never conflict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.processes import HOST, free_port, listens, running_process
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a running cluster is reached."""
+    """The addresses of a running cluster."""
 
     master: str
     """URL for ``spark-submit --master``."""
@@ -40,7 +40,7 @@ def running_cluster(folder: Path, *, workers: int = 2, memory: str = "1g") -> It
     """Start a master, ``workers`` workers of one core each and a Thrift Server; stop them all at the end.
 
     Args:
-        folder: where logs, work folders and the Thrift Server's metastore go.
+        folder: folder for logs, work folders and the Thrift Server's metastore.
         workers: number of workers.
         memory: memory of a worker and of an executor.
 
@@ -65,7 +65,7 @@ def running_workers(folder: Path, *, workers: int = 2, memory: str = "1g") -> It
     """Start a master and ``workers`` workers of one core each, yield the master's URL; stop them at the end.
 
     Args:
-        folder: where logs and the workers' folders (``work-1``, …) go.
+        folder: folder for logs and the workers' folders (``work-1``, …).
         workers: number of workers.
         memory: memory of a worker.
 
@@ -105,7 +105,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def thrift_server_command(master: str, port: int, folder: Path, memory: str) -> list[str]:
-    """Return the command of a Thrift Server on ``master``; it takes one core and leaves the rest to jobs."""
+    """Return the command of a Thrift Server on ``master``; the server takes one core and leaves the others to jobs."""
     settings = {
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": f"file:{folder}/warehouse",
@@ -135,7 +135,7 @@ def main(folder: str, workers: int = 2) -> None:
     """Run a cluster until interrupted and print how to use it.
 
     Args:
-        folder: where its logs, work folders and metastore go.
+        folder: folder for its logs, work folders and metastore.
         workers: number of workers with one core each.
     """
     with running_cluster(Path(folder).absolute(), workers=workers) as cluster:

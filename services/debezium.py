@@ -1,10 +1,10 @@
-"""Kafka Connect in one process with Debezium's PostgreSQL connector: row changes become records of a topic a table.
+"""Kafka Connect in one process with Debezium's PostgreSQL connector: each table's row changes become a topic's records.
 
     with running_debezium(folder, broker, database, tables=["public.users"], topic_prefix="shop") as connector:
         ...                                  # changes of public.users are in the topic shop.public.users
 
-First every present row (op r), then the stream from the same log position: no gap, no double. The connector knows
-how far it came by its replication slot and its offsets file, so that it goes on there after a stop or a crash.
+The connector first sends every existing row (op r), then the changes from the same log position, without gaps or
+duplicates. Its replication slot and its offsets file hold its position, so it continues there after a stop or a crash.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from services.processes import HOST, READY_SECONDS, Process, ServiceFailed, free
 
 ANSWER_SECONDS = 5
 
-# Says "Starting streaming" when the snapshot is complete.
+# This class logs "Starting streaming" when the snapshot is complete.
 _COORDINATOR = "io.debezium.pipeline.ChangeEventSourceCoordinator"
 
 
 class Connector:
-    """One worker with one connector; stopped or killed and started, it goes on where it was."""
+    """One worker with one connector; after a stop or a kill it continues at its position."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Connector:
         """Write the settings; :meth:`start` runs the worker.
 
         Args:
-            folder: offsets, settings and log.
-            broker: gets the topics ``<topic_prefix>.<schema>.<table>``, made as needed.
-            database: whose changes are captured; its server needs ``wal_level = logical``.
-            tables: those to capture, as ``schema.table``; none: all.
-            topic_prefix: also the connector's name; replication slot and publication are named after it.
-            config: further settings of Debezium, or others than the defaults here.
+            folder: folder for offsets, settings and log.
+            broker: broker for the topics ``<topic_prefix>.<schema>.<table>``, which are created as needed.
+            database: database whose changes are captured; its server needs ``wal_level = logical``.
+            tables: tables to capture, as ``schema.table``; by default all.
+            topic_prefix: prefix of the topics and name of the connector, its replication slot and publication.
+            config: further settings of Debezium; they override the defaults here.
         """
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", topic_prefix):
             raise ServiceFailed(f"topic_prefix is '{topic_prefix}'; letters, digits and _ are allowed")
@@ -81,12 +81,12 @@ class Connector:
         """Start the worker and wait until the snapshot is complete and changes are streamed.
 
         Raises:
-            ServiceFailed: it did not come up; the sentence says why.
+            ServiceFailed: the worker did not start; the sentence gives the reason.
         """
         self.process.start()
 
     def stop(self) -> None:
-        """Shut the worker down; the replication slot stays and PostgreSQL keeps what follows."""
+        """Shut the worker down; the replication slot stays, and PostgreSQL keeps all later changes."""
         self.process.stop()
 
     def kill(self) -> None:
@@ -94,18 +94,18 @@ class Connector:
         self.process.kill()
 
     def topic(self, table: str) -> str:
-        """Return the topic of a table given as ``schema.table``."""
+        """Return the topic of a table that is given as ``schema.table``."""
         return f"{self.topic_prefix}.{table}"
 
     def catch_up(self) -> None:
         """Wait until every change committed before this call is in its topic.
 
         Raises:
-            ServiceFailed: it is not within READY_SECONDS.
+            ServiceFailed: a change is not there within READY_SECONDS.
         """
         marker = str(uuid.uuid4())
         with self._database.connect() as connection:
-            # A message in PostgreSQL's own log: it comes out behind all that was committed before.
+            # A message in PostgreSQL's own log: it is streamed after all changes that were committed before it.
             connection.execute("select pg_logical_emit_message(true, 'catch_up', %s)", [marker])
         topic = f"{self.topic_prefix}.message"
         sought = base64.b64encode(marker.encode())
@@ -140,7 +140,7 @@ class Connector:
         return None
 
     def _is_ready(self, log: str) -> bool:
-        # A connection or setting that is refused ends the worker before it has a connector to ask for.
+        # A refused connection or setting ends the worker before its connector exists.
         if refused := re.search(r"(?:PSQL|Connect|Config)Exception: (?:FATAL: )?(.+)", log):
             raise ServiceFailed(f"connector '{self.name}' can't start: {refused[1].strip()}")
         try:
@@ -169,7 +169,7 @@ class Connector:
             "snapshot.mode": "initial",
             "provide.transaction.metadata": "true",
             "skipped.operations": "none",  # the default leaves truncates out
-            # Numbers and intervals as text: JSON without its schema couldn't tell what the bytes mean.
+            # Numbers and intervals as text: JSON without a schema doesn't define the meaning of the bytes.
             "decimal.handling.mode": "string",
             "interval.handling.mode": "string",
             "poll.interval.ms": "100",
@@ -191,10 +191,10 @@ def running_debezium(
     topic_prefix: str = "changes",
     config: Mapping[str, str] | None = None,
 ) -> Iterator[Connector]:
-    """Run a worker with one connector until the block ends. Arguments as of :class:`Connector`.
+    """Run a worker with one connector until the block ends; the arguments are those of :class:`Connector`.
 
     Raises:
-        ServiceFailed: it did not come up; the sentence says why.
+        ServiceFailed: the worker did not start; the sentence gives the reason.
     """
     connector = Connector(folder, broker, database, tables, topic_prefix, config)
     with running(connector.process):
@@ -214,14 +214,14 @@ def _worker_settings(folder: Path, broker: Broker, port: int) -> dict[str, str]:
         "key.converter.schemas.enable": "false",
         "value.converter": converter,
         "value.converter.schemas.enable": "false",
-        # The password is read by Connect alone and shows neither in its REST API nor in its log.
+        # Only Connect reads the password, which appears neither in its REST API nor in its log.
         "config.providers": "file",
         "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
     }
 
 
 def _properties(settings: Mapping[str, str]) -> str:
-    """Return settings in Java's format, in which a backslash is written twice."""
+    """Return settings in Java's format, which doubles each backslash."""
     return "".join("{}={}\n".format(name, value.replace("\\", "\\\\")) for name, value in settings.items())
 
 

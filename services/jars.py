@@ -10,7 +10,7 @@ from services.processes import ServiceFailed
 
 ROOT = Path(sys.prefix) / "services"
 
-# Short-lived and small: the first compiler alone, one collector thread, warnings on standard error.
+# Options of a short-lived, small JVM: only the first compiler, one collector thread, warnings on standard error.
 _OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -22,10 +22,10 @@ _OPTIONS = (
 def java(*folders: str, memory: str = "512m", logged: str | None = None) -> list[str]:
     """Return the beginning of a command that runs a class of these folders of .venv/services/.
 
-    ``logged`` is a class whose progress messages are logged too.
+    ``logged`` is a class whose progress messages are logged, too.
 
     Raises:
-        ServiceFailed: set-up has not fetched them.
+        ServiceFailed: the jars are missing, because set-up has not fetched them.
     """
     for folder in folders:
         if not (ROOT / folder).is_dir():

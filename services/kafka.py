@@ -4,7 +4,7 @@
         broker.create_topic("visits", partitions=2)
         broker.produce("visits", [Record(key=b"1", value=b"{}")])
 
-Topics are made by code alone: a job that names one that isn't there must hear of it.
+Only code creates topics, so that a job that names a missing topic gets an error.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ _BY_KEY = -1
 
 @dataclass(frozen=True)
 class Record:
-    """What a producer hands over; a value of None is a tombstone."""
+    """A record for a producer; a value of None is a tombstone."""
 
     value: bytes | None
     key: bytes | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     partition: int | None = None
-    """None: by the key's hash."""
+    """Partition of the record; None: by the key's hash."""
     timestamp: int | None = None
-    """Milliseconds since 1970; None: the clock."""
+    """Time in milliseconds since 1970; None: the clock's time."""
 
 
 class Cluster:
-    """Brokers that run, seen by their clients."""
+    """Running brokers, as their clients see them."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        """Name the brokers, host:port,host:port; nothing is asked of them yet."""
+        """Name the brokers, host:port,host:port; no request is sent yet."""
         self.bootstrap_servers = bootstrap_servers
 
     @cached_property
     def admin(self) -> AdminClient:
-        """Client for topics, offsets and groups; it finds the broker again after a restart."""
+        """The client for topics, offsets and groups; it reconnects after a restart of the broker."""
         return AdminClient(self._client())
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         """Create a topic, wait until it can be used, return its name.
 
         Raises:
-            ServiceFailed: there is one of that name, or a setting is refused.
+            ServiceFailed: the topic exists, or a setting is refused.
         """
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
         try:
@@ -70,7 +70,7 @@ class Cluster:
         except KafkaException as failure:
             raise ServiceFailed(f"topic '{name}' was not created: {failure.args[0].str()}") from None
         try:
-            # The broker has just made it: whatever is said of it until its leaders have taken over will pass.
+            # The topic is new: all errors pass when its partitions have leaders.
             patiently(lambda: self.ends(name, partitions), passes=lambda _: True)
         except KafkaException as failure:
             raise ServiceFailed(f"topic '{name}' doesn't answer: {failure.args[0].str()}") from None
@@ -82,25 +82,25 @@ class Cluster:
         return {name: len(topic.partitions) for name, topic in found.items() if not name.startswith("__")}
 
     def ends(self, topic: str, partitions: int) -> dict[int, int]:
-        """Return the offset behind the last record of each partition, as its leader knows it.
+        """Return the offset after the last record of each partition, from the partition's leader.
 
         Raises:
-            KafkaException: one has no leader, as for a moment after the topic was made.
+            KafkaException: a partition has no leader, as for a moment after the topic was created.
         """
-        # A client that found no leader believes that until it lists topics: asked again, it answers by heart.
+        # A client that found no leader answers from its cache until it lists topics.
         self.admin.list_topics(topic, ANSWER_SECONDS)
         latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
         answers = self.admin.list_offsets(latest).items()
         return {partition.partition: answer.result(ANSWER_SECONDS).offset for partition, answer in answers}
 
     def produce(self, topic: str, records: Iterable[Record], config: Mapping[str, Any] | None = None) -> int:
-        """Write records in their order and wait until the broker has them all; return how many.
+        """Write records in their order, wait until the broker has all of them, and return their number.
 
         A batch whose answer got lost is sent again and may be there twice; ``{"enable.idempotence": True}``
-        prevents that for half a second at the start.
+        prevents this and costs half a second at the start.
 
         Raises:
-            ServiceFailed: one was not delivered.
+            ServiceFailed: a record was not delivered.
         """
         failed: list[str] = []
         producer = Producer(self._client() | {"linger.ms": 5, "max.in.flight": 1} | dict(config or {}))
@@ -129,10 +129,10 @@ class Cluster:
         return count
 
     def records(self, topic: str) -> list[Message]:
-        """Return every record of a topic up to its present end, partition by partition, in offset order.
+        """Return every record of a topic up to its current end, by partition and offset.
 
         Raises:
-            ServiceFailed: there is no such topic, or it could not be read to its end.
+            ServiceFailed: the topic doesn't exist, or could not be read to its end.
         """
         partitions = self.topics().get(topic)
         if partitions is None:
@@ -156,23 +156,23 @@ class Cluster:
             consumer.close()
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that name this broker to programs."""
+        """Return the environment variables with which programs find this broker."""
         return {"KAFKA_BOOTSTRAP_SERVERS": self.bootstrap_servers}
 
     def _client(self) -> dict[str, Any]:
-        # A broker that is down is what callers ask about; librdkafka would print it as well.
+        # Callers ask whether the broker is down; librdkafka would also print it.
         return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0}
 
 
 class Broker(Cluster):
-    """One broker with its data folder; it keeps port and data when it is stopped or killed and started."""
+    """One broker with its data folder; it keeps port and data after a stop or a kill."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
-        """Lay out the data folder, unless it is there; :meth:`start` runs the broker.
+        """Create the data folder if it doesn't exist; :meth:`start` runs the broker.
 
         Args:
-            folder: data, settings and log.
-            port: loopback port of clients; None: a free one.
+            folder: folder for data, settings and log.
+            port: loopback port for clients; by default a free one.
         """
         port, controller_port = port or free_port(), free_port()
         super().__init__(f"{HOST}:{port}")
@@ -204,7 +204,7 @@ class Broker(Cluster):
 
     @property
     def is_running(self) -> bool:
-        """Whether the broker's process lives."""
+        """Whether the broker's process is running."""
         return self._process.is_running
 
     def _answers(self) -> bool:
@@ -216,14 +216,14 @@ class Broker(Cluster):
 
 @contextlib.contextmanager
 def running_broker(folder: Path, port: int | None = None) -> Iterator[Broker]:
-    """Run a broker until the block ends; data of an earlier run in ``folder`` is there again.
+    """Run a broker until the block ends; it has the data of an earlier run in ``folder``.
 
     Args:
-        folder: data, settings and log.
-        port: loopback port of clients; None: a free one.
+        folder: folder for data, settings and log.
+        port: loopback port for clients; by default a free one.
 
     Raises:
-        ServiceFailed: it did not come up.
+        ServiceFailed: the broker did not start.
     """
     broker = Broker(folder, port)
     with running(broker._process):
@@ -241,7 +241,7 @@ def _settings(folder: Path, port: int, controller_port: int) -> str:
         "controller.quorum.voters": f"1@{HOST}:{controller_port}",
         "log.dirs": folder / "data",
         "auto.create.topics.enable": "false",
-        # One broker: Kafka's own topics can have one replica only, and few partitions start faster.
+        # With one broker Kafka's own topics can have only one replica; few partitions start faster.
         "offsets.topic.replication.factor": 1,
         "offsets.topic.num.partitions": 1,
         "transaction.state.log.replication.factor": 1,
@@ -249,13 +249,13 @@ def _settings(folder: Path, port: int, controller_port: int) -> str:
         "transaction.state.log.num.partitions": 1,
         "share.coordinator.state.topic.replication.factor": 1,
         "share.coordinator.state.topic.min.isr": 1,
-        # Retention goes by the records' own times: by default those of last month would be gone at once.
+        # Retention uses the records' own times: by default last month's records would be deleted at once.
         "log.retention.ms": -1,
         "group.initial.rebalance.delay.ms": 0,
-        # A broker that was killed may come back only when its old session is over.
+        # A killed broker can only return when its old session is over.
         "broker.session.timeout.ms": 3_000,
         "broker.heartbeat.interval.ms": 500,
-        "log.cleaner.backoff.ms": 500,  # a compacted topic is looked at each 15 s otherwise
+        "log.cleaner.backoff.ms": 500,  # by default the cleaner checks a compacted topic every 15 s
         "num.network.threads": 2,
         "num.io.threads": 2,
     }
@@ -277,7 +277,7 @@ def _read_partition(consumer: Consumer, partition: TopicPartition) -> list[Messa
     consumer.assign([partition])
     found: list[Message] = []
     deadline = time.monotonic() + ANSWER_SECONDS
-    # Offsets have holes (transactions, compaction): only the end of the partition says that all is read.
+    # Offsets have gaps (transactions, compaction): only the partition's end shows that all records are read.
     while low < high and time.monotonic() < deadline:
         message = consumer.poll(0.5)
         if message is None:

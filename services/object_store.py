@@ -21,13 +21,13 @@ from botocore.config import Config
 from services.processes import HOST, Process, free_port, listens, running, write_private
 
 REGION = "us-east-1"
-# moto takes any; boto3 wants some.
+# moto accepts any credentials; boto3 requires some.
 ACCESS_KEY, SECRET_KEY = "local", "local"
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A running store; it keeps nothing when it ends."""
+    """A running store; its data is lost when it ends."""
 
     endpoint: str
     """URL of the S3 API; buckets are part of the path."""
@@ -51,10 +51,10 @@ class ObjectStore:
         return name
 
     def environment(self, credentials_file: Path) -> dict[str, str]:
-        """Return the variables by which boto3 and the AWS command line find this store.
+        """Return the environment variables with which boto3 and the AWS command line find this store.
 
         Args:
-            credentials_file: written here, readable by its owner alone.
+            credentials_file: file to write the credentials to; only its owner can read it.
         """
         keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
         write_private(credentials_file, f"[default]\n{keys}")
@@ -70,11 +70,11 @@ def running_object_store(folder: Path, port: int | None = None) -> Iterator[Obje
     """Run an S3 API until the block ends.
 
     Args:
-        folder: its log.
-        port: loopback port; None: a free one.
+        folder: folder for the log.
+        port: loopback port; by default a free one.
 
     Raises:
-        ServiceFailed: it did not come up.
+        ServiceFailed: the server did not start.
     """
     port = port or free_port()
     process = Process(

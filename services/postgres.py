@@ -5,11 +5,11 @@
         with shop.connect() as connection:
             connection.execute("create table users (id bigint primary key)")
 
-The binaries come with the pip package ``pgserver``; the server is started by our own hand, because that package's
-listens on no port and asks for no password.
+The binaries come with the pip package ``pgserver``. This module starts the server itself, because the package's own
+server listens on no port and asks for no password.
 
-PostgreSQL refuses to run as root, so that root's server runs as a system user of its own. That user may not be able to
-enter the folder; no mode of a folder is changed for it: the data then lies below /var/tmp, with a link to it.
+PostgreSQL refuses to run as root, so root's server runs as a separate system user. If that user can't enter the folder,
+the data is stored below /var/tmp, with a link to it in the folder; no folder's mode is changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from services.processes import HOST, Process, ServiceFailed, free_port, write_pr
 
 SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root
 HOMES = Path("/var/tmp/lakehouse-postgres")
-"""What the system user needs and can't reach where it is; root's."""
+"""Folder, owned by root, for data that the system user couldn't reach elsewhere."""
 CONNECT_SECONDS = 10
 
 _SETTINGS = {
@@ -45,7 +45,7 @@ _SETTINGS = {
     "max_wal_senders": "40",
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    # What was committed survives the server's death, as the system still has it; not the machine's.
+    # Committed data survives a crash of the server, because the system has it, but not a crash of the machine.
     "fsync": "off",
     "shared_buffers": "32MB",
     "log_min_messages": "warning",
@@ -54,7 +54,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Database:
-    """Where one database is reached, and as whom."""
+    """The address and the user of one database."""
 
     host: str
     port: int
@@ -64,7 +64,7 @@ class Database:
 
     @property
     def jdbc_url(self) -> str:
-        """URL for Spark's JDBC source; user and password go separately."""
+        """The URL for Spark's JDBC source, without user and password."""
         return f"jdbc:postgresql://{self.host}:{self.port}/{self.database}"
 
     def dsn(self) -> str:
@@ -77,7 +77,7 @@ class Database:
         """Return a new connection.
 
         Raises:
-            ServiceFailed: there is none to be had; the sentence names no password.
+            ServiceFailed: the database can't be reached; the sentence contains no password.
         """
         try:
             return psycopg.connect(self.dsn(), autocommit=autocommit, connect_timeout=CONNECT_SECONDS)
@@ -87,16 +87,16 @@ class Database:
             raise ServiceFailed(f"can't connect to {place}: {why}") from None
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each in a transaction of its own."""
+        """Run statements, each in its own transaction."""
         with self.connect() as connection:
             for statement in statements:
                 connection.execute(statement.encode())
 
     def environment(self, password_file: Path) -> dict[str, str]:
-        """Return the variables that libpq, psql and psycopg read; the password is in a file of mode 600.
+        """Return the environment variables of libpq, psql and psycopg; the password is in a file of mode 600.
 
         Args:
-            password_file: written here, in libpq's format.
+            password_file: file to write the password to, in libpq's format.
         """
         line = ":".join(
             str(part).replace("\\", "\\\\").replace(":", "\\:")
@@ -114,12 +114,12 @@ class Database:
 
 @dataclass(frozen=True)
 class Postgres(Database):
-    """A server, seen through its first database; it keeps port and data when it is stopped or killed."""
+    """A server, addressed by its first database; it keeps port and data after a stop or a kill."""
 
     process: Process = field(repr=False)
 
     def start(self) -> None:
-        """Start the server and wait until it takes connections; after a crash that includes recovery."""
+        """Start the server and wait until it accepts connections, after a crash including recovery."""
         self.process.start()
 
     def stop(self) -> None:
@@ -127,7 +127,7 @@ class Postgres(Database):
         self.process.stop()
 
     def restart(self) -> None:
-        """Stop and start."""
+        """Stop the server and start it again."""
         self.stop()
         self.start()
 
@@ -136,10 +136,10 @@ class Postgres(Database):
         self.process.kill()
 
     def create_database(self, name: str) -> Database:
-        """Create an empty database and return where it is reached.
+        """Create an empty database and return its address.
 
         Raises:
-            ServiceFailed: there is one of that name.
+            ServiceFailed: the database exists.
         """
         with self.connect() as connection:
             try:
@@ -149,7 +149,7 @@ class Postgres(Database):
         return self._database(name)
 
     def ensure_database(self, name: str) -> Database:
-        """Return where a database is reached, and create it if it is absent."""
+        """Return the address of a database, which is created if it doesn't exist."""
         with self.connect() as connection:
             found = connection.execute("select 1 from pg_database where datname = %s", [name]).fetchone()
         return self._database(name) if found else self.create_database(name)
@@ -160,14 +160,14 @@ class Postgres(Database):
 
 @contextlib.contextmanager
 def running_postgres(folder: Path, port: int | None = None) -> Iterator[Postgres]:
-    """Run a server until the block ends; data and password of an earlier run in ``folder`` are there again.
+    """Run a server until the block ends; it has the data and the password of an earlier run in ``folder``.
 
     Args:
-        folder: data and log; run as root, and if the server's own system user can't enter it, ``data`` in it is a link.
-        port: loopback port; None: a free one.
+        folder: folder for data and log; for root, ``data`` in it is a link if the system user can't enter the folder.
+        port: loopback port; by default a free one.
 
     Raises:
-        ServiceFailed: it did not come up.
+        ServiceFailed: the server did not start.
     """
     postgres = _server(folder.absolute(), port or free_port())
     postgres.start()
@@ -221,7 +221,7 @@ def _make_data_folder(data: Path, password: str) -> None:
 
 
 def _binaries() -> Path:
-    """Return the folder of PostgreSQL's programs; importing the package would start its own machinery."""
+    """Return the folder of PostgreSQL's programs, without importing the package, which would start its own server."""
     package = importlib.util.find_spec("pgserver")
     if package is None or package.origin is None:
         raise ServiceFailed("the package pgserver is not installed: run `make setup`")
@@ -234,7 +234,7 @@ def _binaries() -> Path:
     if not copy.exists():
         aside = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}")
         shutil.copytree(installed, aside / "pgserver" / "pginstall", symlinks=True)
-        libraries = installed.parent.with_name("pgserver.libs")  # the programs find them beside the package
+        libraries = installed.parent.with_name("pgserver.libs")  # the programs look there
         if libraries.exists():
             shutil.copytree(libraries, aside / libraries.name, symlinks=True)
         for path in (aside, *aside.rglob("*")):
@@ -244,13 +244,13 @@ def _binaries() -> Path:
             path.chmod(0o755)
         try:
             aside.rename(copy)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(aside)
     return copy / "pgserver" / "pginstall" / "bin"
 
 
 def _system_user() -> str | None:
-    """Return the user to run the server as, made if it is absent, or None for our own."""
+    """Return the server's system user, created if it doesn't exist, or None for the current user."""
     if os.geteuid() != 0:
         return None
     try:
@@ -261,12 +261,12 @@ def _system_user() -> str | None:
 
 
 def _others_may_enter(folder: Path) -> bool:
-    """Return whether a user without any rights of ours may enter a folder; its parents' modes decide too."""
+    """Return whether any user may enter a folder, by its mode and the modes of its parents."""
     return all(path.stat().st_mode & 0o001 for path in (folder, *folder.parents))
 
 
 def _data_folder(folder: Path) -> Path:
-    """Return where the data of a server's folder lies: in it, or in a home that the server's user may enter."""
+    """Return the folder of a server's data: in the given folder, or in a home that the server's user may enter."""
     data = folder / "data"
     if _system_user() is None or (_others_may_enter(folder) and not data.is_symlink()):
         return data
@@ -288,14 +288,14 @@ def _data_folder(folder: Path) -> Path:
 
 
 def _homes() -> Path:
-    """Return the folder of homes, which only root may write.
+    """Return the folder of homes, in which only root may write.
 
     Raises:
-        ServiceFailed: somebody else has made it.
+        ServiceFailed: the folder belongs to another user.
     """
     HOMES.mkdir(mode=0o711, exist_ok=True)
     if HOMES.is_symlink() or HOMES.stat().st_uid != os.geteuid():
-        raise ServiceFailed(f"{HOMES} is not root's: remove it, and run again")
+        raise ServiceFailed(f"{HOMES} doesn't belong to root: remove it, and run again")
     HOMES.chmod(0o711)
     return HOMES
 

@@ -1,6 +1,6 @@
-"""Programs that run beside Spark: started in a process group of their own, awaited, stopped by their own handle.
+"""Programs that run next to Spark, each in its own process group, which its handle starts, awaits and stops.
 
-A program never outlives the one that started it: it gets SIGTERM when that one dies, however it dies.
+A program never outlives the program that started it: it gets SIGTERM when that program ends in any way.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ READY_SECONDS = 90
 STOP_SECONDS = 30
 _POLL_SECONDS = 0.05
 
-# Below the range that the kernel hands to outgoing connections: a service that comes back finds its port free.
+# Below the kernel's range for outgoing connections: a service that restarts finds its port free.
 _PORTS = range(20_000, 32_768)
 
 
 class ServiceFailed(Exception):
-    """A service can't be used; the message is one sentence for a person and names no secret."""
+    """A service can't be used; the message is one sentence for the user and contains no secret."""
 
 
 def free_port() -> int:
-    """Return a loopback port that nothing listens on at this moment."""
+    """Return a loopback port on which no program listens at this moment."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         if not is_taken(port):
@@ -41,7 +41,7 @@ def free_port() -> int:
 
 
 def is_taken(port: int) -> bool:
-    """Return whether a server on the loopback address could not have this port."""
+    """Return whether a loopback port can't be used by a new server."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -52,14 +52,14 @@ def is_taken(port: int) -> bool:
 
 
 def listens(port: int) -> bool:
-    """Return whether a server answers on this loopback port."""
+    """Return whether a server answers on a loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, at no moment."""
+    """Write a file that other users can't read at any moment."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(text, encoding="utf-8")
@@ -83,14 +83,14 @@ class Process:
         """Describe the program; :meth:`start` runs it.
 
         Args:
-            name: what it is called in messages; its log is ``<folder>/<name>.log``.
-            command: program and arguments; no secrets, everybody on the machine can read them.
-            folder: its working directory, made if absent.
-            ready: whether it can be used, from what it has logged since it was started; called until it is.
-            ports: loopback ports it listens on, which must be free.
-            environment: added to this process' environment.
-            user: run as this system user (needs root and setpriv).
-            stop_signal: what asks it to end.
+            name: name in messages and of the log, ``<folder>/<name>.log``.
+            command: program and arguments, without secrets, because everybody on the machine can read them.
+            folder: working directory, created if it doesn't exist.
+            ready: function that returns whether the program is ready, from its log since the start.
+            ports: loopback ports on which the program listens; they must be free.
+            environment: variables added to this process' environment.
+            user: system user to run as (needs root and setpriv); by default the current user.
+            stop_signal: signal that asks the program to end.
         """
         self.name = name
         self.log_path = folder / f"{name}.log"
@@ -108,7 +108,7 @@ class Process:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the program and wait until it is ready; nothing happens if it runs.
+        """Start the program and wait until it is ready; do nothing if it is running.
 
         Raises:
             ServiceFailed: a port is taken, the program ended, or it was not ready in time.
@@ -125,7 +125,7 @@ class Process:
         deadline = time.monotonic() + READY_SECONDS
         try:
             while True:
-                was_running = self.is_running  # asked first, so that the last look is at the whole log
+                was_running = self.is_running  # asked first, so that the last check reads the whole log
                 if self._ready(self._logged_since(begin)):
                     break
                 if not was_running or time.monotonic() > deadline:
@@ -137,7 +137,7 @@ class Process:
             raise
 
     def stop(self) -> None:
-        """Ask the program to end and wait for it; kill what is left of it."""
+        """Ask the program to end and wait for it; kill its processes that are left."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, self._stop_signal)
@@ -146,12 +146,12 @@ class Process:
         self.kill()
 
     def kill(self) -> None:
-        """End the program with SIGKILL, and with it what it has started, as a crash would."""
+        """End the program and all its child processes with SIGKILL, as a crash would."""
         if self._process is None:
             return
         family = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            # Children may have groups of their own, as PostgreSQL's have.
+            # Children may have their own groups, as PostgreSQL's have.
             family = psutil.Process(self._process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ def running_process(
     ports: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
-    """Run a program until the block ends; enter the block when it is ready. Arguments as of :class:`Process`."""
+    """Run a program until the block ends, which begins when it is ready; arguments are those of :class:`Process`."""
     process = Process(name, command, folder, ready, ports=ports, environment=environment)
     with running(process):
         yield process
@@ -205,7 +205,7 @@ def running(process: Process) -> Iterator[None]:
         process.stop()
 
 
-# The kernel signals a child when the *thread* that started it ends: this one lives as long as the program.
+# The kernel signals a child when the *thread* that started it ends: this thread lives as long as the process.
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
 

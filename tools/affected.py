@@ -23,16 +23,16 @@ from tools.catalog import patterns
 from tools.findings import PYTHON_FOLDERS, ROOT
 from tools.jinja_files import blocks, without_comments
 
-HOURS = 4  # of commits that count as one change, where the state before it is unknown
+HOURS = 4  # commits of this time count as one change if the state before is unknown
 ALWAYS = ("tests/test_catalog.py", "tests/mutations/test_mutations.py", "tests/test_second_run.py")
-"""What checks that the repository's lists are complete."""
+"""Tests that check the completeness of the repository's lists."""
 HARNESS = ("tests/support/*", "tests/conftest.py", "conf/*", "profiles/*", "pyproject.toml", "dbt_project.yml",
            "macros/dbt_project.yml", "requirements.txt", "tools/setup.py")  # fmt: skip
 KNOWN = ("*.md", "*.py", "*.sql", "catalog/*.yml", "tests/mutations/*.yml", "tests/rendered/*.yml",
          "tests/durations.json", "LICENSE", "Makefile", ".ci/*", "mkdocs.yml", "requirements-*.txt",
          "requirements.in", ".gitignore", ".pre-commit-config.yaml", ".sqlfluff", ".sqlfluffignore",
          ".yamllint")  # fmt: skip
-"""What may have no dependent test; any other file must be found in the graph."""
+"""Files that may have no dependent test; any other file must be in the graph."""
 # The test modules of a folder depend on all of these.
 DATA = {
     "tests/lakehouse": ("models", "snapshots", "tests/dbt"),
@@ -48,7 +48,7 @@ class Graph:
     needs: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def dependents(self, files: Iterable[str]) -> set[str]:
-        """Return the given files and all that depend on them, directly or not."""
+        """Return the given files and all files that depend on them, directly or not."""
         needed_by = defaultdict(set)
         for file, needed in self.needs.items():
             for other in needed:
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def affected(changed: Iterable[str], root: Path = ROOT) -> tuple[list[str] | None, str]:
-    """Return the test modules that a change of these files affects, or None and the reason why all may be."""
+    """Return the test modules that a change of these files affects, or None and the reason if it may affect all."""
     changed = list(changed)
     graph = graph_of(root)
     known = set(graph.needs) | {file for needed in graph.needs.values() for file in needed}
@@ -97,7 +97,7 @@ def is_test_module(file: str) -> bool:
 
 
 def graph_of(root: Path = ROOT) -> Graph:
-    """Return what every file of the repository depends on."""
+    """Return the dependencies of every file of the repository."""
     graph = Graph()
     python = [
         path
@@ -196,7 +196,7 @@ def _strings(tree: ast.Module) -> Iterator[str]:
 
 
 def _fixtures(conftest: Path, modules: dict[str, str]) -> dict[str, set[str]]:
-    """Return the files that each fixture of the whole suite needs: not every test needs every service."""
+    """Return the files that each fixture of the suite needs, because not every test needs every service."""
     if not conftest.is_file():
         return {}
     tree = ast.parse(conftest.read_text(encoding="utf-8"))
@@ -235,10 +235,10 @@ def _mentioned(text: str, macros: dict[str, str]) -> set[str]:
 
 
 def base_of_change(root: Path = ROOT) -> str | None:
-    """Return the revision before the last landing, as far as git knows it, or None.
+    """Return the revision before the last landing, or None if git doesn't know it.
 
-    On a branch it is where it left `origin/main`. On a fresh clone of `main` nothing says where the landing began: the
-    commits of the last hours count as one.
+    On a branch this is the commit at which it left `origin/main`. A fresh clone of `main` doesn't show where the
+    landing began, so the commits of the last hours count as one landing.
     """
     head = git(root, "rev-parse", "HEAD")
     branched = git(root, "merge-base", "HEAD", "origin/main")
@@ -257,7 +257,7 @@ def changed_files(base: str, root: Path = ROOT) -> list[str]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Return what git prints, or nothing where it fails."""
+    """Return git's output, or an empty text if git fails."""
     done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 

@@ -1,4 +1,4 @@
-"""Reads `catalog/<family>.yml`: what each pattern is, where it is, and which test proves what about it."""
+"""Reads `catalog/<family>.yml`: each pattern's names and files, and its behaviours with the tests that prove them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,11 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One sentence of the specification and the test that proves it, or the reason why none does."""
+    """One sentence about a behaviour and the test that proves it, or the reason why no test does."""
 
     id: str
     bullet: int
-    """Which bullet of the specification's list it belongs to, from 1; a bullet may be split."""
+    """Number of the behaviour's bullet in the specification, from 1; a bullet may be split."""
     sentence: str
     test: str | None = None
     reason: str | None = None
@@ -34,13 +34,13 @@ class Pattern:
     id: str
     name: str
     names: dict[str, str | None]
-    """What the book and the guide call it; None where a source doesn't have it."""
+    """Names in the book and the guide; None if a source doesn't have the pattern."""
     spec: str
     """`file#section` of the specification."""
     bullets: int
-    """How many bullets that section lists under "Testable behaviours"."""
+    """Number of bullets that this section lists under "Testable behaviours"."""
     forms: list[dict[str, str]]
-    """Each a kind (macro, materialization, job, test, …) and its path."""
+    """Forms of the pattern, each with its kind (macro, materialization, job, test, …) and its path."""
     files: list[str]
     page: str
     """`docs/<family>.md#anchor`."""

@@ -1,11 +1,11 @@
-"""Every public macro, argument, model, column, job parameter, function and class says what it is.
+"""Checks that every public macro, argument, model, column, job parameter, function and class has a description.
 
 Names in YAML must match the code in order and spelling, so that a renamed argument can't keep its old text.
-A generic test is documented under dbt's name for it (`test_<name>`), a materialization likewise
+A generic test is documented under dbt's name for it (`test_<name>`), and so is a materialization
 (`materialization_<name>_<adapter>`).
 
 A model's description ends with its grain, and a test of uniqueness has exactly the grain's columns. A column that holds
-personal data is tagged so, or a replica would let it leave.
+personal data has the tag `pii`; without it a replica would copy the data.
 
     python -m tools.check_documented
 """
@@ -30,7 +30,7 @@ GIVEN_BY_DBT = ("model", "column_name")  # arguments of every generic test: dbt 
 
 
 def main() -> int:
-    """Check the repository; return how the process should exit."""
+    """Check the repository and return the exit code."""
     return report(
         [
             *undocumented_macros(ROOT / "macros"),
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def undocumented_macros(macros: Path) -> Iterator[str]:
-    """Yield a line for each public macro, test, materialization, argument that no YAML describes."""
+    """Yield a line for each public macro, test, materialization and argument that no YAML describes."""
     documented = {entry["name"]: entry for entry in _entries(macros, "macros")}
     declared = {block.name: block for block in blocks(macros)}
     for block in declared.values():
@@ -73,7 +73,7 @@ def _undocumented_block(block: Block, entry: Mapping[str, Any] | None) -> Iterat
 def undocumented_models(project: Path) -> Iterator[str]:
     """Yield a line for each model, snapshot, source table or listed column without a description.
 
-    That the listed columns are all the table has is proved where tables exist, by the case study's tests.
+    The case study's tests prove that the list has all columns, because they have the tables.
     """
     described = relations(project)
     files = [path for folder in ("models", "snapshots") for path in (project / folder).rglob("*.sql")]
@@ -109,7 +109,7 @@ def _undocumented_relation(what: str, entry: Mapping[str, Any] | None) -> Iterat
 
 
 def unproved_grains(project: Path) -> Iterator[str]:
-    """Yield a line for each model or snapshot whose description states no grain, or one that no test proves."""
+    """Yield a line for each model or snapshot whose description states no grain, or a grain that no test proves."""
     for entry in _models(project):
         name, grain = entry["name"], GRAIN.search(" ".join(str(entry.get("description")).split()))
         if grain is None:
@@ -123,7 +123,7 @@ def unproved_grains(project: Path) -> Iterator[str]:
 
 
 def untagged_columns(project: Path) -> Iterator[str]:
-    """Yield a line for each column whose name says that it holds personal data and that has no tag `pii`."""
+    """Yield a line for each column without the tag `pii` whose name suggests personal data."""
     for name, entry in relations(project).items():
         for column in entry.get("columns", []) if name not in NOT_PERSONAL else []:
             if column["name"] in PERSONAL and "pii" not in column.get("config", {}).get("tags", []):

@@ -1,12 +1,12 @@
-"""The architecture's rules that can be checked without running anything.
+"""Checks the architecture's rules that need no run.
 
 Names (dbt's manifest): identifiers are unique and carry their layer, `location_root` is the layer's.
 dbt-spark's temporary views carry only the alias, so two models with one alias would exchange rows.
 SQL text: conversions that raise under ANSI and give NULL without it are `try_` ones (dbt-spark turns ANSI
 off, Spark 4 jobs have it on); public macros dispatch.
-Records: no reader drops what it can't parse; such records go to a dead-letter table.
-Reruns: no update adds to what is stored, which a second run would do again.
-Files: nothing of one machine, no registry address, no jar, nothing above 1 MB.
+Records: no reader drops records that it can't parse; such records go to a dead-letter table.
+Reruns: no update adds to a stored value, because a second run would add again.
+Files: no path of one machine, no registry address, no jar, no file above 1 MB.
 
     python -m tools.check_project
 """
@@ -28,8 +28,8 @@ PREFIXES = {layer: f"{layer}_" for layer in ("bronze", "silver", "gold", "observ
 PREFIXES["snapshots"] = "snapshot_"
 MEGABYTE = 1_000_000
 
-# What raises under ANSI for a value of the wrong form and gives NULL without it, with what to use instead.
-# A line that is safe for a reason says so in a comment: `ansi-safe: <reason>`.
+# Expressions that raise under ANSI for a malformed value and give NULL without ANSI, each with its replacement.
+# A line that is safe has a comment with the reason: `ansi-safe: <reason>`.
 ANSI_RULES = {
     r"(?<![\w.])cast\s*\(": "try_cast",
     r"(?<=[\w)'])::(?=\w)": "try_cast",
@@ -66,7 +66,7 @@ class Relation:
 
 
 def main() -> int:
-    """Check the repository; return how the process should exit."""
+    """Check the repository and return the exit code."""
     sql = sorted(path for folder in SQL_FOLDERS for path in (ROOT / folder).rglob("*.sql"))
     return report(
         [
@@ -115,7 +115,7 @@ def relations_of(manifest: Any) -> list[Relation]:
 
 
 def misnamed_relations(relations: Iterable[Relation]) -> Iterator[str]:
-    """Yield a line for each identifier that is taken twice or lacks its layer, and each foreign location."""
+    """Yield a line for each identifier that is used twice or lacks its layer, and each location of another layer."""
     taken: dict[str, Relation] = {}
     for relation in relations:
         what = f"{relation.kind} '{relation.name}'"
@@ -186,7 +186,7 @@ def macros_without_dispatch(macros: Path) -> Iterator[str]:
 
 
 def silent_drops(files: Iterable[Path]) -> Iterator[str]:
-    """Yield a line for each reader that drops malformed records, which nobody would miss."""
+    """Yield a line for each reader that silently drops malformed records."""
     for path in sorted(files):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if re.search("dropmalformed", line, re.I):
@@ -207,7 +207,7 @@ def committed_files(repository: Path) -> list[Path]:
 
 
 def foreign_files(files: Iterable[Path], own_paths: Iterable[str]) -> Iterator[str]:
-    """Yield a line for each file that doesn't belong in the repository, or holds text that doesn't."""
+    """Yield a line for each file that doesn't belong in the repository, or whose text doesn't."""
     rules = FOREIGN_TEXT | {
         rf"{re.escape(own)}\b": "a path of this machine" for own in own_paths if own.count("/") > 1
     }

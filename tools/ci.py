@@ -1,12 +1,12 @@
-"""What CI runs, within a time budget: the linters, two mutations, then tests in the order of their worth.
+"""Runs CI within a time budget: the linters, two mutations, then tests in the order of their value.
 
     python -m tools.ci
 
-First the tests that the change affects, then a fourteenth of all units (a module's tests of one tier) that have waited
-longest, then the others of `make test`, the longest first, and at last the others of `make test-all`, the oldest first.
-After 45 minutes no test starts, and the end says which were not run and when they last were. So each test of
-`make test-all` runs at least once in fourteen runs. When a unit last ran is known from `tests/durations.json` and from
-the user's cache folder.
+The tests that the change affects run first. A fourteenth of all units (a module's tests of one tier) follows: the units
+that have waited longest. Then come the other tests of `make test`, the longest first, and the other tests of
+`make test-all`, the oldest first. After 45 minutes no test starts, and the output lists the units that were not run
+with the day of their last run. So each test of `make test-all` runs at least once in fourteen runs. The day of each
+unit's last run is in `tests/durations.json` and the user's cache folder.
 """
 
 import datetime as dt
@@ -44,10 +44,10 @@ _ALL_REST = re.compile(rf"^pytestmark\b.*{_REST.pattern}", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Change:
-    """What this run is about."""
+    """The test modules that a change affects, and the reason."""
 
     modules: frozenset[str]
-    """Test modules that the change affects; none where it may affect all."""
+    """Test modules that the change affects; none if it may affect all."""
     why: str
 
 
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def units(root: Path = ROOT) -> list[Unit]:
-    """Return the modules with the tiers that they may have tests of; a tier without tests costs nothing."""
+    """Return each module with all tiers; a tier without tests costs nothing."""
     found = []
     for path in sorted((root / "tests").rglob("test_*.py")):
         module, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
@@ -94,8 +94,8 @@ def units(root: Path = ROOT) -> list[Unit]:
 def order(every: Sequence[Unit], record: Record, affected: frozenset[str], day: dt.date) -> list[Unit]:
     """Return the units in the order in which they should run.
 
-    Units of one age take turns by the day, so that they have theirs also where no cache remembers a run. A change that
-    affects more than half of all units gets no turn of its own, which would take those of the others.
+    Units of one age take turns by the day, so that each gets its turn even if no cache remembers a run. If a change
+    affects more than half of all units, its tests get no priority, because they would take the turns of the others.
     """
     share = math.ceil(len(every) / RUNS)
     turn = day.toordinal() * share
@@ -105,7 +105,7 @@ def order(every: Sequence[Unit], record: Record, affected: frozenset[str], day: 
         return record.get(unit, (0.0, ""))[1], places[unit]
 
     def length(unit: Unit) -> tuple[bool, float, Unit]:
-        # Without a record it may be long.
+        # A unit without a record may be long.
         return unit[1] == "rest", -record.get(unit, (math.inf, ""))[0], unit
 
     first = sorted((unit for unit in every if unit[0] in affected), key=length)
@@ -122,7 +122,7 @@ def order(every: Sequence[Unit], record: Record, affected: frozenset[str], day: 
 
 
 def change_of(last_commit: Path, root: Path = ROOT) -> Change:
-    """Return what changed since the last green run here, else since the last landing."""
+    """Return the change since the last green run on this machine, else since the last landing."""
     known = last_commit.read_text(encoding="utf-8") if last_commit.is_file() else ""
     is_earlier = known and git(root, "merge-base", "HEAD", known) == known
     base = known if is_earlier else base_of_change(root)
@@ -136,7 +136,7 @@ def change_of(last_commit: Path, root: Path = ROOT) -> Change:
 
 
 def run(command: list[str], seconds: float) -> int:
-    """Run a command from the repository's root; interrupt it after so many seconds, then end it. Return its code."""
+    """Run a command from the repository's root, interrupt it after ``seconds``, and return its exit code."""
     print(f"$ {' '.join(['python', *command[1:]])}", flush=True)
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     try:

@@ -1,6 +1,6 @@
-"""MkDocs hook: a link to a file of the repository (`../macros/x.sql`) is right on disk, but not in the site.
+"""MkDocs hook for links to files of the repository (`../macros/x.sql`), which are right on disk but not in the site.
 
-It becomes the file's name as text; a link to a file that doesn't exist still fails `mkdocs build --strict`.
+Such a link becomes the file's name as text. A link to a missing file still fails `mkdocs build --strict`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""How a check says what it found: a line each, relative to the repository, and an exit code."""
+"""The output of a check: one line for each finding, relative to the repository, and an exit code."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a dbt macro file declares, read from its text: no dbt, no Spark, milliseconds."""
+"""Reads the declarations of a dbt macro file from its text, without dbt and Spark, in milliseconds."""
 
 import re
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Block:
 
     @property
     def public(self) -> bool:
-        """Whether users call it: neither private (`_name`) nor a dispatched variant (`default__name`)."""
+        """Whether users call the macro: it is neither private (`_name`) nor a dispatched variant (`default__name`)."""
         return not self.name.startswith("_") and "__" not in self.name
 
 
@@ -46,7 +46,7 @@ def blocks(root: Path) -> Iterator[Block]:
 
 
 def without_comments(text: str) -> str:
-    """Blank out Jinja comments, keeping every line where it was."""
+    """Return the text with blanks in place of Jinja comments; every line keeps its number."""
     return COMMENT.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
@@ -60,7 +60,7 @@ def _dbt_name(kind: str, name: str, rest: str) -> str:
 
 
 def _arguments(signature: str) -> tuple[str, ...]:
-    """Return the names in `(a, b='x, y', c=[1, 2])`: commas inside brackets and quotes separate nothing."""
+    """Return the names in `(a, b='x, y', c=[1, 2])`: commas inside of brackets and quotes don't separate names."""
     inside = signature.strip()[1:].rsplit(")", 1)[0]
     names, depth, quote, start = [], 0, "", 0
     for position, char in enumerate(inside + ","):

@@ -31,7 +31,7 @@ CHECKS_WITH_SPARK = {
 
 
 def main() -> int:
-    """Run the checks, print a line each and the whole output of those that fail."""
+    """Run the checks, print a line for each and the whole output of the failed ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def passes(name: str, command: list[str]) -> bool:
-    """Run one check from the repository's root and say how it went."""
+    """Run one check from the repository's root and return its result."""
     start = time.monotonic()
     done = subprocess.run(
         command, cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -1,9 +1,8 @@
-"""sqlfluff over the SQL that macros render: in a macro file itself it skips everything, as Jinja definitions.
+"""Runs sqlfluff over the SQL that macros render, because it skips Jinja definitions in the macro files.
 
-Macros are rendered as `tests/rendered/<family>.yml` declares, a list of `{macro, arguments, within}`: `within`
-puts a fragment where it belongs (`select * from t where {}`). A public macro that renders no SQL, or none without a
-running model, says so: `{macro, skip: <reason>}`. What materializations send is taken from a run of
-`tests/consumer_project`.
+`tests/rendered/<family>.yml` declares the calls as a list of `{macro, arguments, within}`: `within` puts a fragment
+into a statement (`select * from t where {}`). A public macro that renders no SQL, or none without a running model, has
+an entry `{macro, skip: <reason>}`. The SQL of materializations comes from a run of `tests/consumer_project`.
 
     python -m tools.lint_rendered_macros
 """
@@ -23,7 +22,7 @@ from tools.findings import ROOT, report
 from tools.jinja_files import blocks
 
 # Rendered SQL has the line breaks and indentation of its templates, which nobody reads, and quotes every column.
-# LT01, LT06: within `struct(…)` sqlfluff takes `* except (…)` for a function.
+# LT01, LT06: within `struct(…)` sqlfluff reads `* except (…)` as a function.
 GENERATED = (
     "LT01", "LT02", "LT05", "LT06", "LT07", "LT08", "LT09", "LT12", "LT13", "LT14", "LT15", "RF06", "AL09",
 )  # fmt: skip
@@ -44,14 +43,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Statement:
-    """SQL and what it came from."""
+    """SQL text and its origin."""
 
     origin: str
     sql: str
 
 
 def main() -> int:
-    """Render, execute and lint; return how the process should exit."""
+    """Render, execute and lint, and return the exit code."""
     from tests.support.render import MacroRenderer
     from tests.support.session import start_session
 
@@ -94,7 +93,7 @@ def rendered(calls: Iterable[Call], render: Callable[..., Any]) -> Iterator[Stat
 
 
 def executed(folder: Path, spark: Any) -> Iterator[Statement]:
-    """Yield what dbt sends when the consumer project's patterns are first built, then run again."""
+    """Yield the SQL that dbt sends when the consumer project's patterns are first built, then run again."""
     from tests.support.consumer_project import consumer_project, statements
 
     folder.mkdir()

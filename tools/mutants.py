@@ -1,9 +1,9 @@
-"""Changes modules without Spark in every small way (mutmut) and requires their tests to notice nine of ten changes.
+"""Makes every small change (mutmut) to modules without Spark and requires that tests notice nine of ten changes.
 
     python -m tools.mutants
 
-It works on a copy of the tree, as mutmut writes beside the code. `[tool.mutmut]` of pyproject.toml names the modules
-and their tests. The mutants that survive are printed with their change.
+It works on a copy of the tree, because mutmut writes next to the code. `[tool.mutmut]` of pyproject.toml names the
+modules and their tests. The mutants that survive are printed with their change.
 """
 
 import os
@@ -32,7 +32,7 @@ def main() -> int:
             copy = tree / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy)
-        # The project is installed editable from the tree itself: mutmut puts its copy first.
+        # The project is installed editable from the tree itself, and mutmut puts its copy first.
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables["SPARK_CONF_DIR"] = str(tree / "conf")
         done = subprocess.run([*MUTMUT, "run"], cwd=tree, env=variables, check=False)
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def shares(listed: str) -> dict[str, tuple[int, int]]:
-    """Return how many mutants of each module were noticed, and how many there are, from mutmut's results."""
+    """Return the numbers of noticed mutants and of all mutants of each module, from mutmut's results."""
     noticed: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for match in RESULT.finditer(listed):

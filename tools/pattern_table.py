@@ -19,7 +19,7 @@ PAGES = (PurePosixPath("README.md"), PurePosixPath("docs/index.md"))
 
 
 def main() -> int:
-    """Write or check the tables; return how the process should exit."""
+    """Write or check the tables and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -38,9 +38,9 @@ def main() -> int:
 
 
 def table(entries: Iterable[Pattern], folder: PurePosixPath) -> str:
-    """Return one Markdown row a pattern: page, family, forms with their files, count of proved behaviours.
+    """Return one Markdown row for each pattern: page, family, forms with their files, number of proved behaviours.
 
-    Links are relative to `folder`, where the table will stand.
+    Links are relative to `folder`, the folder of the table's page.
     """
     rows = ["| Pattern | Family | Forms | Behaviours proved |", "| --- | --- | --- | ---: |"]
     for entry in entries:
@@ -56,14 +56,14 @@ def table(entries: Iterable[Pattern], folder: PurePosixPath) -> str:
 
 
 def labelled(entry: Pattern) -> dict[str, str]:
-    """Return the forms by their kind, with the file's name where a pattern has several of a kind."""
+    """Return the forms by their kind, with the file's name if a pattern has several forms of one kind."""
     forms = [(kind, path) for form in entry.forms for kind, path in form.items()]
     kinds = Counter(kind for kind, _ in forms)
     return {kind if kinds[kind] == 1 else f"{kind} {PurePosixPath(path).stem}": path for kind, path in forms}
 
 
 def with_table(text: str, rows: str, page: PurePosixPath) -> str:
-    """Return the page's text with what stands between the markers replaced by the rows."""
+    """Return the page's text with the rows between the markers."""
     try:
         before, rest = text.split(BEGIN)
         _, after = rest.split(END)

@@ -1,7 +1,7 @@
 """Set up the project on a fresh machine: virtual environment, pins, jars, Java, activate script.
 
-Runs with the system's Python 3.11 or 3.12 and its standard library alone. Every step is skipped when what it
-makes is already there for the present pins, so a second run does nothing and an interrupted one resumes.
+It needs only the system's Python 3.11 or 3.12 and its standard library. A step is skipped if its result already exists
+for the current pins, so a second run does nothing and an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARK = "# lakehouse-patterns: below this line written by tools/setup.py"
 
 
 class SetupFailed(Exception):
-    """What is missing, in one sentence for a person."""
+    """A requirement is missing; the message is one sentence for the user."""
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def java_version() -> int | None:
 
 
 def ensure_java() -> str:
-    """Check for Java 17 or newer; install it where that is possible without asking, else say what to do."""
+    """Check for Java 17 or newer; install it if that is possible without a question, else say what to do."""
     version = java_version()
     if version is None and shutil.which("apt-get") and os.geteuid() == 0:
         print(f"installing {JAVA_PACKAGE} … ", end="", flush=True)
@@ -91,7 +91,7 @@ def ensure_java() -> str:
 
 
 def make_environment() -> str:
-    """Create .venv; an unusable one (interrupted creation) is made anew."""
+    """Create .venv; an unusable .venv (from an interrupted creation) is recreated."""
     probe = [str(PYTHON), "-m", "pip", "--version"]
     if PYTHON.exists() and subprocess.run(probe, capture_output=True, check=False).returncode == 0:
         return "there"
@@ -117,8 +117,8 @@ def install_packages() -> str:
 def fetch_jars() -> str:
     """Fetch the jars of conf/jars.txt into Spark's own jars/, without their dependencies.
 
-    There they are seen by every way of starting Spark: dbt's session, spark-submit, Thrift Server sessions and
-    executors. `spark.jars.packages` would resolve at each start and stay invisible to the Thrift Server.
+    Every Spark process finds them there: dbt's session, spark-submit, Thrift Server sessions and executors.
+    `spark.jars.packages` would be resolved at each start, and the Thrift Server wouldn't find the jars.
     """
     jars = _spark_jars()
     missing = [c for (c,) in _lines("jars.txt") if not (jars / _jar_name(c)).exists()]
@@ -131,9 +131,9 @@ def fetch_jars() -> str:
 
 
 def fetch_service_jars() -> str:
-    """Fetch the jars of conf/service_jars.txt with their dependencies, one folder a service.
+    """Fetch the jars of conf/service_jars.txt with their dependencies, into one folder for each service.
 
-    A folder is made in one move when all its jars are here, so the first jar missing means the whole is.
+    A folder is published in one move when all its jars are fetched, so if its first jar is missing, all are.
     """
     services: dict[str, list[str]] = {}
     for folder, coordinate in _lines("service_jars.txt"):
@@ -169,10 +169,10 @@ def _spark_jars() -> Path:
 
 @contextlib.contextmanager
 def _retrieved(coordinates: list[str], *, transitive: bool) -> Iterator[Path]:
-    """Fetch jars with the Ivy that pyspark ships into a folder that lives as long as the block.
+    """Fetch jars with pyspark's Ivy into a temporary folder that exists until the block ends.
 
-    Beside their place: a half-fetched jar never stands on a class path. What was downloaded stays in Ivy's
-    cache, so an interrupted run goes on where it was.
+    A partly fetched jar is therefore never on a class path. Downloaded files stay in Ivy's cache, so an interrupted
+    run continues.
     """
     java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java") if os.environ.get("JAVA_HOME") else "java"
     ivy = next(_spark_jars().glob("ivy-*.jar"))
@@ -204,7 +204,7 @@ def _ivy_description(coordinates: list[str], transitive: bool) -> str:
 
 
 def write_activation() -> str:
-    """Append the project's environment to .venv/bin/activate, so that the native commands work word for word.
+    """Append the project's environment to .venv/bin/activate, so that the documented commands work unchanged.
 
     dbt finds profiles.yml in the repository root by itself; DBT_PROFILES_DIR would hide the profiles of other projects.
     """
@@ -227,7 +227,7 @@ export TZ=UTC
 
 
 class _Stamp:
-    """Remembers that a step was done for the present content of its inputs."""
+    """Remembers that a step was done for the current content of its inputs."""
 
     def __init__(self, name: str, *inputs: Path) -> None:
         self.path = VENV / f".{name}.stamp"

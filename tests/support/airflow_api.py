@@ -1,7 +1,7 @@
 """The two endpoints of Airflow 3's API that a trigger calls, on a free loopback port.
 
-They follow its specification: ``POST /auth/token`` gives a token for user and password;
-``POST /api/v2/dags/{dag_id}/dagRuns`` makes a run named ``dag_run_id``, or answers 409 if there is one.
+They follow Airflow's specification: ``POST /auth/token`` returns a token for user and password, and
+``POST /api/v2/dags/{dag_id}/dagRuns`` creates a run named ``dag_run_id``, or answers 409 if the run exists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKEN = "token-of-the-stand-in"
 
 @dataclass
 class AirflowApi:
-    """What the server holds, and how it misbehaves."""
+    """The state of the server, and the faults that it simulates."""
 
     dags: set[str]
     users: dict[str, str]

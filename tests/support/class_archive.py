@@ -1,9 +1,9 @@
 """An archive of the classes that Spark and Delta load: with it a JVM of the tests starts in two thirds of the time.
 
-It is the JVM's class data sharing, made once per environment by ``python -m tests.support.class_archive``. The JVM
-takes no archive while a folder with files is on its class path, which Spark's configuration folder is: processes that
-are to use it get an empty one, and the settings of the other as a properties file. Where the archive is missing, or of
-another JVM, all works as without it.
+The archive uses the JVM's class data sharing; ``python -m tests.support.class_archive`` creates it once for each
+environment. The JVM uses no archive while a folder with files, such as Spark's configuration folder, is on its class
+path. So the processes that use the archive get an empty configuration folder, and their settings as a properties file.
+If the archive is missing, or is of another JVM, everything works without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JARS = Path(pyspark.__file__).parent / "jars"
 FOLDER = Path(sys.prefix) / "spark-classes"
 NO_CONFIGURATION = FOLDER / "no-configuration"
 
-# What the classes are loaded for: sessions of tests write, read and merge Delta tables, in batches and as streams.
+# The program that loads the classes: like the tests, it writes, reads and merges Delta tables in batches and streams.
 TRAINING = """
 import sys
 from pathlib import Path
@@ -48,13 +48,13 @@ java.wait()
 
 
 def archive_file() -> Path:
-    """Return where the archive of these jars is, or would be."""
+    """Return the path of the archive for these jars, which may not exist."""
     jars = "\n".join(sorted(jar.name for jar in JARS.glob("*.jar")))
     return FOLDER / f"{hashlib.sha256(jars.encode()).hexdigest()[:16]}.jsa"
 
 
 def make_archive() -> None:
-    """Make the archive, unless it is there; another process that makes it is waited for."""
+    """Create the archive if it doesn't exist, or wait for another process that creates it."""
     archive = archive_file()
     FOLDER.mkdir(exist_ok=True)
     with FileLock(f"{archive}.lock"):
@@ -66,8 +66,8 @@ def make_archive() -> None:
 
 
 def archive_options(archived_at_exit: str | None = None) -> str:
-    """Return Java's options for the use of the archive, or for making it at the end of the process."""
-    # Java would say on standard output, which is a job's report, that it takes no archive.
+    """Return Java's options for using the archive, or for creating it at the end of the process."""
+    # Java would report an unused archive on standard output, which is a job's report.
     quiet = "-Xlog:cds=off -Xlog:cds+dynamic=off"
     if archived_at_exit is not None:
         return f" -XX:ArchiveClassesAtExit={archived_at_exit} {quiet}"

@@ -1,4 +1,4 @@
-"""tests/consumer_project as a foreign user has it: the package installed by `dbt deps`, its SQL on record."""
+"""tests/consumer_project as a user has it: the package is installed by `dbt deps`, and its SQL is recorded."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ FILES = {
 
 
 def consumer_project(root: Path, spark: SparkSession) -> DbtProject:
-    """Return the project with the package installed; `root` gets the repository's layout around it."""
+    """Return the project with the package installed, in a copy of the repository's layout at `root`."""
     (root / "macros").symlink_to(REPOSITORY / "macros")
     project = DbtProject(root / "tests" / "shop", spark, FILES, with_package=False)
     place = ["--project-dir", str(project.root), "--profiles-dir", str(project.root)]

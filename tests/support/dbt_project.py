@@ -36,11 +36,11 @@ harness:
 
 
 class DbtFailed(AssertionError):
-    """A dbt call that should have passed; the message holds each failed node with its error."""
+    """A dbt call failed that should have passed; the message holds each failed node with its error."""
 
 
 class DbtProject:
-    """One dbt project named ``harness`` in a folder of its own, with its tables in one database."""
+    """One dbt project named ``harness`` in its own folder, with its tables in one database."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class DbtProject:
     ) -> None:
         """Write the project; ``files`` maps paths (``models/x.sql``) to their text.
 
-        ``with_package=False`` leaves our package and dispatch out: what dbt-spark alone would do.
+        ``with_package=False`` leaves out our package and its dispatch, to show dbt-spark's own behaviour.
         ``settings`` are added to dbt_project.yml.
         """
         self.root, self.spark = root, spark
@@ -142,7 +142,7 @@ class DbtProject:
         """Call dbt and return the error of each node of the call, an empty text of a node that passed.
 
         Raises:
-            DbtFailed: the call failed before it came to a node.
+            DbtFailed: the call failed before its first node.
         """
         result = self._invoke(arguments)
         if result.exception:
@@ -177,7 +177,7 @@ class DbtProject:
         return self._last
 
     def flags(self) -> list[str]:
-        """Return what tells dbt where this project is."""
+        """Return the options with which dbt finds this project."""
         return [
             "--project-dir", str(self.root), "--profiles-dir", str(self.root),
             "--log-path", str(self.root / "logs"), "--target-path", str(self.root / "target"),
@@ -196,7 +196,7 @@ class DbtProject:
         lines = [str(result.exception)] if result.exception else []
         for node in getattr(result.result, "results", None) or []:
             if str(node.status) in {"error", "fail", "runtime error"}:
-                # A run-operation's result has its id alone; what went wrong is in the log.
+                # A run-operation's result has only its id; its error is in the log.
                 name = node.node.name if hasattr(node, "node") else node.unique_id
                 lines.append(f"{name}: {node.status}: {node.message or self._output.getvalue()[-3000:]}")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Prints the run's time at its end: by family, which has a share of the budget, by phase, and the slowest modules."""
+"""Prints the run's time at its end: by family (each has a share of the budget), by phase, and the slowest modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 SLOWEST = 20
 
 _seconds: Counter[tuple[str, str]] = Counter()
-"""By module and phase (setup, call, teardown); a module's fixtures are in the set-up of its first test."""
+"""Seconds by module and phase (setup, call, teardown); the first test's set-up includes the module's fixtures."""
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -19,7 +19,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write the tables, unless nothing was run."""
+    """Write the tables, unless no test was run."""
     families, phases, modules = totals(_seconds)
     for title, found in (
         ("seconds by family", families.most_common()),

@@ -1,8 +1,8 @@
-"""Kills a real process at an observable state of what it writes, a Delta table above all.
+"""Kills a real process at an observable state of its output, usually a Delta table.
 
-The process runs in its own group and gets SIGKILL, so that nothing of it (driver, JVM) can clean up after
-itself. The state is read from the table's folder alone: what a second process, or the next run, would find. A caller
-who kills writers of something else says how its state is seen (:class:`Observed`).
+The process runs in its own group and gets SIGKILL, so that no part of it (driver, JVM) can clean up. The state is read
+only from the table's folder, as a second process or the next run would find it. A caller that kills writers of other
+outputs passes a way to observe their state (:class:`Observed`).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ IN_OPEN, IN_ISDIR = 0x00000020, 0x40000000  # inotify(7)
 
 
 class TableState(enum.Enum):
-    """How far the write of one Delta commit has come, compared with the folder before the process started."""
+    """The progress of one Delta commit, compared with the folder before the process started."""
 
     NO_NEW_FILE = "no new file"
     DATA_WITHOUT_LOG = "data files without a log entry"
@@ -36,18 +36,18 @@ class TableState(enum.Enum):
 
 
 class StateNotReachedError(AssertionError):
-    """The process ended, or the time was up, before the table came to the wanted state."""
+    """The process ended, or the time was up, before the table reached the wanted state."""
 
 
 class ProcessEndedError(StateNotReachedError):
-    """The process ended before that."""
+    """The process ended before the state was reached."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
     def __reduce__(self) -> tuple[type["ProcessEndedError"], tuple[str, int]]:
-        """From one process to another: an exception's own way gives the message alone."""
+        """Return how to pickle the error: by default an exception passes only its message to another process."""
         return type(self), (str(self), self.exit_code)
 
 
@@ -70,13 +70,13 @@ class TableFiles:
 
 
 class Observed(Protocol):
-    """What a process writes, as it is seen from outside."""
+    """The output of a process, as seen from outside."""
 
     def files(self) -> TableFiles:
-        """Return what is written and what is committed, by any names that stay the same."""
+        """Return the names of the written and of the committed parts; a part keeps its name."""
 
     def was_opened(self, group: int) -> bool:
-        """Return whether the group's processes have come to it since the last call, or since it is there."""
+        """Return whether the group's processes have opened the output since the last call, or since it exists."""
 
 
 def run_and_kill(
@@ -87,14 +87,14 @@ def run_and_kill(
     timeout: float = 120,
     commits: int = 0,
 ) -> TableState:
-    """Starts `argv`, kills its process group when the table comes to the state `at`.
+    """Starts `argv`, kills its process group when the table reaches the state `at`, and returns the state found.
 
-    `table` is the path of a Delta table, or something else that is observed. `NO_NEW_FILE` kills when the process opens
-    the table's log for reading; if there is no table yet, as soon as its JVM runs. The other two kill at the first new
-    data file that has bytes, and at the first new log entry. The first `commits` of the process are let pass, and the
-    state is that of the one after them. `env` is added to the environment of this process; `timeout` is in seconds.
+    `table` is the path of a Delta table, or another observed output. `NO_NEW_FILE` kills when the process opens the
+    table's log for reading; if there is no table yet, as soon as its JVM runs. The other two states kill at the first
+    new data file that has bytes, and at the first new log entry. The first `commits` commits of the process pass; the
+    state is that of the commit after them. `env` is added to the environment of this process; `timeout` is in seconds.
 
-    Returns the state found after every process of the group is dead: assert that it is the one asked for.
+    The returned state is read after every process of the group is dead: assert that it is the state `at`.
     Raises `StateNotReachedError` with the end of the process' output.
     """
     with contextlib.ExitStack() as stack:
@@ -119,13 +119,13 @@ def run_and_kill(
                 now = observed.files()
                 passed = len(now.log - before.log)
                 if passed:
-                    # The next commit's data files may be there already; these are no news then, its log entry is.
+                    # The next commit's data files may already exist; then only its log entry is new.
                     before, commits = now, max(commits - passed, 0)
                     observed.was_opened(process.pid)
                 return False
             if at is TableState.NO_NEW_FILE:
                 return observed.was_opened(process.pid)
-            # A write that went past the state between two looks is killed at once too: the caller sees where.
+            # A write that passed the state between two checks is killed at once, too: the caller sees its state.
             return observed.files().state_since(before) in (at, TableState.LOG_WRITTEN)
 
         deadline = time.monotonic() + timeout
@@ -153,7 +153,7 @@ def run_and_kill(
 
 @dataclass(frozen=True)
 class _Folder:
-    """A Delta table's folder and whether its log is read."""
+    """A Delta table's folder, and whether a process reads its log."""
 
     path: Path
     log_was_opened: Callable[[], bool]
@@ -194,7 +194,7 @@ def _names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _opened_files(folder: Path) -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether a file in `folder` was opened since the last call, or since it is there."""
+    """Yields a function that returns whether a file in `folder` was opened since the last call, or since it exists."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     watched = False
@@ -233,7 +233,7 @@ def _opened_files(folder: Path) -> Iterator[Callable[[], bool]]:
 
 
 def commands_of_group(group: int) -> set[str]:
-    """Names of the group's living processes. A zombie is dead: nobody may be there to collect it."""
+    """Names of the group's living processes; a zombie is dead, because its parent may never collect it."""
     commands = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -245,7 +245,7 @@ def commands_of_group(group: int) -> set[str]:
 
 
 def has_connection(process: int) -> bool:
-    """Whether a process has a socket: of a program, its connection to a server; of Spark's driver, that to its JVM."""
+    """Whether a process has a socket: a program's to its server, or that of Spark's driver to its JVM."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -255,7 +255,7 @@ def has_connection(process: int) -> bool:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """SIGKILL to every process of the group, and wait until they are dead."""
+    """Send SIGKILL to every process of the group and wait until all are dead."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

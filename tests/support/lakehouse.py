@@ -25,8 +25,8 @@ from tests.support.session import environment, settings_kept
 class Lakehouse:
     """One lakehouse root with its landing folder.
 
-    All roots share the session's catalog and the names in it. So the catalog forgets the tables of one root before
-    dbt runs on another; the project's hook adopts those of the new one from their paths.
+    All roots share the session's catalog and its names. So the tables of one root are removed from the catalog before
+    dbt runs on another root; the project's hook adopts the tables of the new root from their paths.
     """
 
     _in_catalog: ClassVar[Path | None] = None
@@ -92,17 +92,17 @@ class Lakehouse:
         return {log.parent.name: max(int(f.stem) for f in log.glob("*[0-9].json")) for log in logs}
 
     def data_files(self, name: str) -> set[str]:
-        """Return the data files that the current version of ``name`` is made of."""
+        """Return the data files of the current version of ``name``."""
         return {str(Path(f).relative_to(self.path(name))) for f in map(_local, self.table(name).inputFiles())}
 
     def hashes(self, names: Sequence[str] | None = None) -> dict[str, str]:
-        """Return a hash of the rows of every table (or of ``names``), whatever their order and load times."""
+        """Return a hash of the rows of every table (or of ``names``), independent of their order and load times."""
         names = names or sorted(log.parent.name for log in self.root.glob("*/*/_delta_log"))
         return {name: rows_hash(self.table(name)) for name in names}
 
 
 def rows_hash(rows: DataFrame) -> str:
-    """Return a hash of the multiset of rows; columns that hold the time of loading are left out."""
+    """Return a hash of the multiset of rows without the columns that hold load times."""
     columns = sorted(set(rows.columns) - CLOCK_COLUMNS)
     as_text = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
     counted = rows.select(F.sha2(as_text, 256).alias("row")).groupBy("row").count().orderBy("row").collect()

@@ -1,4 +1,4 @@
-"""Whether a test that a catalog, a page or a mutation names exists: read from its file without import."""
+"""Checks whether a test that a catalog, a page or a mutation names exists, without importing its file."""
 
 import ast
 import functools

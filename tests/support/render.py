@@ -1,4 +1,4 @@
-"""Render a macro of the package through dbt's own context, without running a node: milliseconds a call."""
+"""Renders a macro of the package in dbt's own context without running a node, in milliseconds a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.session import settings_kept
 
 
 class MacroRenderer:
-    """Renders macros of a project that holds nothing but the package."""
+    """Renders macros in a project that holds only the package."""
 
     def __init__(self, root: Path, spark: SparkSession) -> None:
         self._spark = spark
@@ -23,7 +23,7 @@ class MacroRenderer:
         self._project.run("compile", "--select", "one")
 
     def __call__(self, macro: str, *, package: str = PACKAGE, **arguments: Any) -> Any:
-        """Return what ``macro`` returns for ``arguments``: its SQL, or any value it hands back.
+        """Return the result of ``macro`` for ``arguments``: its SQL, or the value that it returns.
 
         Raises:
             dbt_common.exceptions.DbtRuntimeError: the macro refused its arguments.

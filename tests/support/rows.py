@@ -1,4 +1,4 @@
-"""Multiset comparison of rows with a difference a person can read."""
+"""Multiset comparison of rows with a readable difference."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 
-# When a row was loaded differs between two runs of the same input, and so do the values made of it; what was loaded
-# must not. `changes` of a history holds each source change with its load's time.
+# The load time of a row, and values computed from it, differ between two runs of the same input; other values must not.
+# `changes` of a history holds each source change with its load time.
 CLOCK_COLUMNS = {
     "ingested_at",
     "last_ingested_at",
@@ -34,7 +34,7 @@ def assert_rows(
     expected: DataFrame | Iterable[Any],
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Assert that both sides hold the same rows, each as often, in any order.
+    """Assert that both sides hold the same rows, each the same number of times, in any order.
 
     ``expected`` holds tuples in the order of the actual columns (or of ``columns``, which also selects), or
     dictionaries by column name. A duplicated row is a difference: sets would hide it.

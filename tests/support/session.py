@@ -1,4 +1,4 @@
-"""One Spark session per test process, on an in-memory catalog and a lakehouse root of its own."""
+"""One Spark session per test process, with an in-memory catalog and its own lakehouse root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.class_archive import NO_CONFIGURATION, archive_options
 CONFIGURATION = "SPARK_CONF_DIR_OFF_THE_CLASS_PATH"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
-# Beside conf/spark-defaults.conf: what makes tiny data fast and keeps two workers apart.
+# Settings in addition to conf/spark-defaults.conf: they make tiny data fast and keep two workers apart.
 TEST_SETTINGS = {
     "spark.master": "local[1]",
     "spark.sql.shuffle.partitions": "1",
@@ -24,12 +24,12 @@ TEST_SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
     "spark.driver.memory": "2g",
     # An operator takes a page of memory at once, by default a sixteenth of all; a session that has run a thousand tests
-    # holds so many cached snapshots of Delta tables that a plan of many operators found no page any more.
+    # holds so many cached snapshots of Delta tables that no page is left for a plan of many operators.
     "spark.buffer.pageSize": "2m",
     "spark.memory.storageFraction": "0.1",
     # A short-lived JVM spends most of its time compiling; the first compiler alone halves a test's CPU time.
     JAVA_OPTIONS: "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    # Its cache of 48 MB is full after a few modules, and nothing is compiled from then on.
+    # The compiler's cache of 48 MB is full after a few modules, and nothing is compiled from then on.
     " -XX:ReservedCodeCacheSize=240m",
     # Generating and compiling Java for each query pays off after thousands of rows: without it a statement on tiny data
     # takes half the time. The processes of the cluster test and of `make demo` run with it, as a user's do.
@@ -41,12 +41,12 @@ TEST_SETTINGS = {
 }
 
 
-# What a short-lived JVM of another process needs of them: its memory and catalog are its own.
+# The settings that a short-lived JVM of another process needs: it has its own memory and catalog.
 SMALL_JVM = ("spark.master", "spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
 
 
 def small_configuration(folder: Path) -> Path:
-    """Write the project's Spark configuration, with what makes tiny data fast, for processes of their own."""
+    """Write the project's Spark configuration, with the settings for tiny data, for separate processes."""
     shutil.copytree(_configuration(), folder)
     settings = {name: TEST_SETTINGS[name] for name in SMALL_JVM} | {JAVA_OPTIONS: _java_options(folder)}
     settings["spark.executor.extraJavaOptions"] = settings[JAVA_OPTIONS]
@@ -58,9 +58,9 @@ def small_configuration(folder: Path) -> Path:
 def start_session(
     root: Path, settings: Mapping[str, str] | None = None, archived_at_exit: str | None = None
 ) -> SparkSession:
-    """Start the process's session with its warehouse under ``root``; ``settings`` go before those of tests.
+    """Start the process's session with its warehouse under ``root``; ``settings`` override those of tests.
 
-    ``archived_at_exit`` is where its classes are archived at its end (see :mod:`.class_archive`).
+    ``archived_at_exit`` is the path to which its classes are archived at its end (see :mod:`.class_archive`).
     """
     builder = SparkSession.builder.appName("tests")
     for name, value in {**TEST_SETTINGS, **(settings or {})}.items():
@@ -77,8 +77,8 @@ def start_session(
 def process_environment(*options: str) -> dict[str, str]:
     """Return an environment in which Python starts Spark with its configuration and the archive of classes.
 
-    That folder isn't on Java's class path then (see :mod:`.class_archive`); ``options`` are further ones of
-    spark-submit.
+    The configuration's folder then isn't on Java's class path (see :mod:`.class_archive`); ``options`` are further
+    options of spark-submit.
     """
     NO_CONFIGURATION.mkdir(parents=True, exist_ok=True)
     folder = _configuration()
@@ -91,7 +91,7 @@ def process_environment(*options: str) -> dict[str, str]:
 
 
 def _configuration() -> Path:
-    """Return the folder of Spark's configuration, also in a process of that environment."""
+    """Return the folder of Spark's configuration, also in a process with that environment."""
     return Path(os.environ.get(CONFIGURATION) or os.environ["SPARK_CONF_DIR"])
 
 

@@ -1,4 +1,4 @@
-"""Code blocks of the pages that a test runs, so that what the documentation shows is what works.
+"""Code blocks of the pages that tests run, so that the documented code works.
 
 A snippet is the fenced block that follows a line `<!-- snippet: tests/…/test_x.py::test_name -->`.
 """

@@ -1,6 +1,6 @@
-"""Stories: tests with rows or models of their own that take their expensive steps together.
+"""Stories: tests with their own rows or models that take their expensive steps together.
 
-A story is a generator. It prepares its input, yields for the step, and asserts what the step left::
+A story is a generator. It prepares its input, yields for the step, and asserts the result of the step::
 
     stories = DbtStories()
 
@@ -12,8 +12,8 @@ A story is a generator. It prepares its input, yields for the step, and asserts 
         message = yield FAILS
         assert "..." in message
 
-The first story that pytest runs takes all selected stories of its kind with it: one call serves the first step of every
-story, the next call every second step, and so on. Each story then fails or passes alone.
+The first story that pytest runs also runs all other selected stories of its kind: one call serves the first step of
+every story, the next call serves every second step, and so on. Each story then fails or passes alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.dbt_project import DbtProject
 
 
 class Expected(enum.Enum):
-    """What a story expects of its next step."""
+    """The result that a story expects of its next step."""
 
     PASSES = enum.auto()
     FAILS = enum.auto()
@@ -67,18 +67,18 @@ class Stories(ABC, Generic[Given]):
 
     @abstractmethod
     def open(self, request: pytest.FixtureRequest) -> None:
-        """Get the fixtures that the stories share."""
+        """Request the fixtures that the stories share."""
 
     @abstractmethod
     def given(self, name: str) -> Given:
-        """Return what the story ``name`` is called with."""
+        """Return the arguments of the story ``name``."""
 
     @abstractmethod
     def take_step(self, stories: Mapping[str, Given]) -> Mapping[str, str]:
-        """Take the next step of these stories at once; return the error of each story that has one."""
+        """Run the next step of these stories at once; return the error of each story that has one."""
 
     def _tell(self, selected: set[str]) -> None:
-        """Take the selected stories through their steps, and note each story's problem."""
+        """Run all steps of the selected stories and record each story's problem."""
         given = {name: self.given(name) for name in self._stories if name in selected}
         told = {name: self._stories[name](given[name]) for name in given}
         waiting = {name: self._resume(name, lambda story=story: next(story)) for name, story in told.items()}
@@ -94,7 +94,7 @@ class Stories(ABC, Generic[Given]):
             }
 
     def _resume(self, name: str, go_on: Callable[[], Expected]) -> Expected | None:
-        """Let one story go on; return what it expects of its next step, None at its end."""
+        """Continue one story; return the result that it expects of its next step, or None at its end."""
         try:
             return go_on()
         except StopIteration:
@@ -105,7 +105,7 @@ class Stories(ABC, Generic[Given]):
 
 
 def _reply(story: Story, expected: Expected, error: str) -> Callable[[], Expected]:
-    """Return how the story goes on: with the error that it expects, or with a failure where it yielded."""
+    """Return how to continue the story: with the error that it expects, or with a failure where it yielded."""
     if expected is PASSES and error:
         return lambda: story.throw(AssertionError(error))
     if expected is FAILS and not error:
@@ -136,7 +136,7 @@ class DbtStories(Stories[DbtProject]):
         return decorate
 
     def open(self, request: pytest.FixtureRequest) -> None:
-        """Get the project."""
+        """Request the fixture ``project``."""
         self._project: DbtProject = request.getfixturevalue("project")
 
     def given(self, name: str) -> DbtProject:

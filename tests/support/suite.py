@@ -1,7 +1,7 @@
-"""Which tests of the suite run, in which order, until when: `--tier`, `--plan` and `--record`.
+"""Chooses the tests of the suite, their order and their deadline: `--tier`, `--plan` and `--record`.
 
-`pytest` runs everything, and `pytest path::test` every test that it names. `--tier test` is `make test`: it leaves
-out what kills processes, starts clusters, replays the case study or samples the torture, which is the tier `rest`.
+`pytest` runs everything, and `pytest path::test` runs the named tests. `--tier test` is `make test`. It leaves out the
+tier `rest`: tests that kill processes, start clusters, replay the case study or sample the torture.
 The modules that took longest (`tests/durations.json`) start first, and modules without a record before them.
 """
 
@@ -23,7 +23,7 @@ from tools.durations import Record, Unit
 
 REST = frozenset({"kill", "cluster", "end_to_end", "torture"})
 FOLDERS = {"tests/torture/": "torture", "tests/lakehouse/": "end_to_end"}
-"""The marker that all tests of a folder get."""
+"""The marker of all tests of a folder."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what this run needs."""
+    """Register the plugin that chooses and orders the tests."""
     if config.getoption("record") and any("::" in argument for argument in config.args):
         raise pytest.UsageError(
             "--record takes whole modules, got a single test: leave out its name after '::'."
@@ -104,7 +104,7 @@ class Suite:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker has not run."""
+        """Collect the tests that a worker has not run."""
         self._not_run |= {tuple(unit) for unit in getattr(node, "workeroutput", {}).get("not_run", [])}
 
     @pytest.hookimpl(tryfirst=True)
@@ -133,7 +133,7 @@ class Suite:
         return sorted(self._skipped & {test.split("[")[0] for test in named if test})
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say which proofs were skipped, and which units were not run and when they last were."""
+        """Print the skipped proofs, and the units that were not run with the day of their last run."""
         missing = self.missing_proofs()
         if missing:
             terminalreporter.section("skipped, although the catalog names them as proof")

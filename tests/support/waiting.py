@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of sleeping for a time, and looking on while something goes on."""
+"""Helpers that wait for a condition instead of sleeping, and that read repeatedly while a block runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Answer = TypeVar("Answer")
 
 
 def eventually(ask: Callable[[], Answer], seconds: float = 30) -> Answer:
-    """Ask again and again until the answer is true, and return it.
+    """Return the first true answer of repeated calls.
 
     Raises:
-        AssertionError: it is not within ``seconds``.
+        AssertionError: no answer is true within ``seconds``.
     """
     deadline = time.monotonic() + seconds
     while not (answer := ask()):
@@ -26,7 +26,7 @@ def eventually(ask: Callable[[], Answer], seconds: float = 30) -> Answer:
 
 @contextmanager
 def polled(read: Callable[[], object]) -> Iterator[list[object]]:
-    """Collect what a reader sees, again and again, until the block has ended and once more; a failure as its text."""
+    """Collect a reader's results until the block has ended, and one more; a failure is collected as its text."""
     seen: list[object] = []
     ended = threading.Event()
 
