@@ -1,9 +1,9 @@
 {#-
     Circuit Breaker for Data Pipelines, in dbt: a model isn't built while the circuit of one of its sources isn't
-    closed; its table and all that comes after it stay as they were, the last good ones.
+    closed. The model's table and the tables built from it keep their last good version.
 
-    Reads the files that `pipeline_circuit_breaker.py` writes. A source without a file is refused and not taken for
-    a good one: a misspelt name would guard nothing.
+    The macros read the files that `pipeline_circuit_breaker.py` writes. A source without a file is refused, because a
+    misspelt name would check no circuit.
 -#}
 
 {% macro require_closed_circuits(sources, circuits) %}

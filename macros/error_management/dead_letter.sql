@@ -1,12 +1,12 @@
 {#-
-    Dead-Letter in SQL. SQL has no try/catch: an error-safe function hides an error behind NULL. So each
-    transformation is checked by comparing its output with its inputs: an input that is present and an output
-    that is NULL is a suspected error. Inputs that are all NULL excuse a NULL output.
+    Dead-Letter in SQL. SQL has no try/catch: an error-safe function returns NULL on an error. So each
+    transformation's output is compared with its inputs: a NULL output is an error if an input isn't NULL. A NULL
+    output is valid if all inputs are NULL.
 
-    Materialize the flagged relation as a table: both models downstream then read one evaluation.
+    Materialize the flagged relation as a table: both models that read it then use the same evaluation.
 
-    Know each function you guard: `concat`, `try_cast`, `try_to_timestamp` and `from_json` give NULL in both ANSI
-    modes; `cast` and `to_timestamp` raise with ANSI on; `concat_ws` skips NULLs and never shows the error.
+    Check how each function handles errors: `concat`, `try_cast`, `try_to_timestamp` and `from_json` return NULL in
+    both ANSI modes; `cast` and `to_timestamp` raise with ANSI on; `concat_ws` skips NULLs and never shows the error.
 -#}
 
 {% macro dead_letter_flags(relation, transformations) %}

@@ -1,8 +1,8 @@
 {#-
-    Dead-Letter monitoring in SQL: what fills a dead-letter table, and whether that is an alarm.
+    Dead-Letter monitoring in SQL: statistics of a dead-letter table, and limits whose excess is an alert.
 
-    Reads any table with `processed_at`, `error_class`, `status` and `attempts`, as the job dead_letter.py writes it.
-    A letter is open while it is pending or parked.
+    The macros read any table with `processed_at`, `error_class`, `status` and `attempts`, such as the table that the
+    job dead_letter.py writes. A dead letter is open while its status is pending or parked.
 -#}
 
 {% macro dead_letter_statistics(dead_letter, days=30, now=none) %}

@@ -1,12 +1,12 @@
 {#-
-    Filter Interceptor in SQL. The optimizer folds all filters of a query into one, with one row count; here each
-    condition is named, and a rejected row carries the name of the first condition that it does not meet.
+    Filter Interceptor in SQL. The optimizer merges all filters of a query into one, with one row count. Here each
+    condition has a name, and a rejected row has the name of the first condition that it does not meet.
 
-    A condition that evaluates to NULL rejects, as it does in a `where`: hence `is not true`. (`is false` would
-    let the row through and count it nowhere.)
+    A condition that evaluates to NULL rejects the row, as in a `where`, so the macros test `is not true`. (`is false`
+    would accept the row and not count it.)
 
-    Materialize the flagged relation as a table and the rest on top of it: statistics and valid rows then come
-    from one evaluation. Where only the valid rows are kept, a view over the flagged table costs least.
+    Materialize the flagged relation as a table and build the other models from it: statistics and valid rows then
+    come from one evaluation. A view over the flagged table is the cheapest way to keep only the valid rows.
 -#}
 
 {% macro filter_interceptor_flags(relation, conditions) %}
@@ -35,7 +35,7 @@ from (
 {%- endmacro %}
 
 {% macro _named_conditions(conditions) %}
-    {#- The conditions with their category filled in, once they are known to be well formed. -#}
+    {#- Validate the conditions and return them with their category filled in. -#}
     {%- do lakehouse_patterns.require(
         conditions is sequence and conditions is not string and conditions | length > 0,
         'conditions must be a list of {name, condition}, got ' ~ conditions
@@ -77,7 +77,7 @@ where rejected_by is null
 {% endmacro %}
 
 {% macro default__filter_interceptor_statistics(flagged, conditions, run_id, run_at) %}
-    {#- One global aggregate, unpivoted: it has a row, and zeros, for an empty relation too, and reads it once. -#}
+    {#- One global aggregate, unpivoted: it reads the relation once, and gives zeros for an empty relation too. -#}
     {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
 select
     '{{ run_id or invocation_id }}' as run_id,
@@ -175,7 +175,7 @@ totals as (
     from rises
 )
 
--- one row, which names the condition with the largest rise
+-- one row that names the condition with the largest rise
 select
     condition_name,
     share,

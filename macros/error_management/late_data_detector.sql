@@ -1,10 +1,10 @@
 {#-
-    Late Data Detector in SQL: how late the rows of a relation came, by its event time and the time they arrived.
+    Late Data Detector in SQL: the delay of a relation's rows, from event time to arrival time.
 
-    A row's delay is the time between the two; negative ones (a device whose clock is fast) count as no delay. Buckets
-    are given by their upper bounds: a delay on a bound belongs to the bucket that it ends. Every bucket is in the
-    result, empty ones with zero rows, so that a monitor sees a number that fell to nothing. A row without one of the
-    two times has no delay; it is counted as `unknown`.
+    A row's delay is its arrival time minus its event time; a negative delay (a device whose clock is fast) counts as 0.
+    Buckets are given by their upper bounds: a delay equal to a bound belongs to the bucket that the bound ends. Every
+    bucket is in the result, an empty one with 0 rows, so that a monitor sees a number that fell to 0. A row without
+    event time or arrival time has no delay and is counted as `unknown`.
 -#}
 
 {% macro lateness_report(relation, event_time, arrived_at, buckets, by=none) %}
@@ -78,7 +78,7 @@ from counted
 {% endmacro %}
 
 {% macro default__recommended_watermark_delay(relation, event_time, arrived_at, percentile, factor) %}
-    {#- The delay that lets nearly all rows be on time, from how late they were: p99 = 5 minutes -> 10 minutes. -#}
+    {#- The delay with which nearly all rows are on time, from the measured delays: p99 = 5 minutes -> 10 minutes. -#}
     {%- do lakehouse_patterns.require(
         percentile is number and percentile > 0 and percentile < 1,
         'percentile must be a number between 0 and 1, got ' ~ percentile
@@ -98,7 +98,7 @@ from (
 
 {% macro _delay_seconds(event_time, arrived_at) %}
     {%- set micros = 'unix_micros(' ~ arrived_at ~ ') - unix_micros(' ~ event_time ~ ')' -%}
-    {#- greatest() takes the other value for a NULL: a row without a time would have no delay. -#}
+    {#- Not greatest(0, ...): it ignores NULL, so a row without one of the times would get the delay 0. -#}
     {{ return('if(' ~ micros ~ ' < 0, 0, ' ~ micros ~ ') / 1000000') }}
 {% endmacro %}
 
@@ -111,7 +111,7 @@ from (
     {%- for bucket in buckets -%}
         {%- set seconds = lakehouse_patterns._duration('a bucket', bucket).total_seconds() | int -%}
         {%- do lakehouse_patterns.require(
-            not bounds or seconds > bounds[-1], 'buckets must rise, got ' ~ buckets | join(', ')
+            not bounds or seconds > bounds[-1], 'buckets must be in ascending order, got ' ~ buckets | join(', ')
         ) -%}
         {%- do bounds.append(seconds) -%}
     {%- endfor -%}

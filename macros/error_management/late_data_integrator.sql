@@ -1,10 +1,10 @@
 {#-
     Static Late Data Integrator in dbt: `incremental_strategy='microbatch'` with `lookback` replaces the partitions of
-    the last days in each run, oldest first. Two things it doesn't do are here:
+    the last days in each run, oldest first. The macros here add two things that dbt doesn't do:
 
-    - it overwrites the partitions that the query returns rows for, so a date that lost all its rows keeps the old
-      ones: `clear_vanished_dates`, as a post-hook, removes them;
-    - with `--event-time-start` it ignores `lookback`: a backfill has to name the first date of the lookback itself,
+    - dbt overwrites only partitions for which the query returns rows, so a date that lost all its rows keeps the old
+      rows. `clear_vanished_dates`, as a post-hook, removes them.
+    - dbt ignores `lookback` with `--event-time-start`, so a backfill must name the first date of the lookback:
       `lookback_dates(date, days)[0]`.
 -#}
 
@@ -13,7 +13,7 @@
 {% endmacro %}
 
 {% macro default__lookback_dates(date, days) %}
-    {#- The dates before `date`, in order, as texts. -#}
+    {#- Return the `days` dates before `date`, in ascending order, as texts. -#}
     {%- do lakehouse_patterns.require(
         modules.re.fullmatch('\\d{4}-\\d{2}-\\d{2}', date | string),
         "date must be a date such as 2024-12-31, got '" ~ date ~ "'"
@@ -32,13 +32,13 @@
 {% endmacro %}
 
 {% macro default__clear_vanished_dates(relation, column, days) %}
-    {#- A statement that deletes the last dates of this model that `relation` has no row of any more; '' if none. -#}
+    {#- Return a statement that deletes this model's last dates without rows in `relation`, or '' if there are none. -#}
     {%- if not execute -%}
         {{ return('') }}
     {%- endif -%}
     {%- do lakehouse_patterns._require_days(days) -%}
     {%- set column = adapter.quote(column) -%}
-    {#- Rendered here: as a text, a relation in a microbatch model is cut down to the rows of the batch. -#}
+    {#- Call render(): in a microbatch model a relation converted to text has a filter on the batch's rows. -#}
     {%- set relation = relation.render() -%}
     {%- set vanished = run_query(
         'select distinct cast(' ~ column ~ ' as string) as vanished from ' ~ this

@@ -1,13 +1,13 @@
 {#-
-    Windowed Deduplicator in SQL, over the rows of one relation: the batch is the window. `past` widens it to what an
-    earlier batch wrote.
+    Windowed Deduplicator in SQL, over the rows of one relation: the batch is the window. `past` extends the window to
+    rows that an earlier batch wrote.
 
-    `row_number()` over a key alone, or with a constant to order by, keeps an arbitrary row: another one after each
-    retry. Here rows are ordered by `order_by`, and ties by `content`, which ends with the row itself. A row without a
-    value to order by loses against any that has one, whichever end is kept.
+    `row_number()` over a key alone, or ordered by a constant, keeps an arbitrary row: another one after each retry.
+    Here `order_by` orders the rows, and `content` (by default the whole row) breaks ties. A row whose `order_by` is
+    NULL is kept only if no row of the key has a value, both for `first` and for `last`.
 
-    Rows without a key have nothing in common: they end the statement or are left to `windowed_deduplicator_null_keys`,
-    unless that part of the key is declared nullable; NULL then equals NULL.
+    Rows without a key are not repeats of each other: they fail the statement, or `windowed_deduplicator_null_keys`
+    selects them. In a key column that is declared nullable, NULL equals NULL.
 -#}
 
 {% macro windowed_deduplicator(
@@ -115,7 +115,7 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         ) -%}
         {%- do lakehouse_patterns.require(
             not modules.re.fullmatch('[0-9]+', expression | string),
-            "order_by '" ~ expression ~ "' is a constant and leaves the row that is kept to chance"
+            "order_by '" ~ expression ~ "' is a constant: with it the kept row is arbitrary; pass a column"
         ) -%}
     {%- endfor -%}
     {%- set expressions = lakehouse_patterns.as_list(key) -%}
@@ -137,7 +137,7 @@ where {{ lakehouse_patterns._any_is_null(required) }}
 {% endmacro %}
 
 {% macro _required_key(key, nullable_key) %}
-    {#- The expressions of a key that may not be NULL, once the arguments are known to make sense. -#}
+    {#- Validate the arguments and return the key's expressions that must not be NULL. -#}
     {%- set expressions = lakehouse_patterns.as_list(key) -%}
     {%- do lakehouse_patterns.require(expressions, 'a key is an expression or a list of them, got ' ~ key) -%}
     {%- for expression in lakehouse_patterns.as_list(nullable_key) -%}
@@ -158,7 +158,8 @@ where {{ lakehouse_patterns._any_is_null(required) }}
             'past needs a relation, a date_column that it has in common with the batch, and days, 1 or more, got ' ~ past
         ) -%}
         {%- do lakehouse_patterns.require(
-            keep == 'first', "past goes with keep='first': what is written already is taken back by the merger only"
+            keep == 'first',
+            "past needs keep='first', got '" ~ keep ~ "': only the merger replaces rows that are already written"
         ) -%}
     {%- endif -%}
 {% endmacro %}
@@ -168,7 +169,7 @@ where {{ lakehouse_patterns._any_is_null(required) }}
 {% endmacro %}
 
 {% macro _ranked_copies(rules) %}
-    {#- Each row of the relation with its key, its content and its rank among the rows of the key. -#}
+    {#- Return each row of the relation with its key, its content and its rank among the rows of the key. -#}
     {%- set direction = {'first': ' asc nulls last', 'last': ' desc nulls last'}[rules.keep] -%}
 select
     *,
@@ -191,13 +192,13 @@ from (
 {%- endmacro %}
 
 {% macro _checked_key(rules, expression) %}
-    {#- A part of the key, or the end of the statement: in the key no plan can spare the check. -#}
+    {#- A key expression that fails the statement on NULL: the key is always computed, so no plan skips the check. -#}
     {%- if rules.on_null_key == 'fail' and expression in rules.required -%}
         coalesce(
             {{ expression }},
             raise_error({{ lakehouse_patterns.text_literal(
                 'lakehouse_patterns: a row has NULL in its key (' ~ expression
-                ~ '); correct the source, or set such rows aside with on_null_key: quarantine'
+                ~ '); correct the source, or quarantine such rows with on_null_key: quarantine'
             ) }})
         )
     {%- else -%}

@@ -1,6 +1,6 @@
-"""Dead-Letter: records that can't be processed are set aside with their error, and the stream goes on.
+"""Dead-Letter: records that can't be processed go to a dead-letter table with their error, and the stream continues.
 
-Reads a Delta table as a stream, parses the JSON of its payload column
+The job reads a Delta table as a stream, parses the JSON of its payload column
 (:mod:`python_jobs.shared.records.json_records`) and writes two tables:
 
 * ``--target``: typed fields, derived columns, payload, every source column, ``was_dead_lettered`` (false
@@ -8,19 +8,19 @@ Reads a Delta table as a stream, parses the JSON of its payload column
 * ``--dead_letter``: the payload byte for byte, every source column, the error, the job and its version, the
   time, the number of attempts and a status.
 
-Guarantee: for every batch, records read = valid + dead-lettered, as the commit of the target says
-(``accounting``). The two tables are two Delta commits, the dead letters first; each carries the batch's
-transaction id, so a batch that is retried, after an error or a kill between the two, adds to neither what
-it already holds. A failed dead-letter write fails the batch. The share of bad records is checked before
-anything of the batch is written.
+Guarantee: for every batch, records read = valid + dead-lettered; the target's commit contains these numbers
+(``accounting``). The two tables are two Delta commits, first the dead letters. Each commit has the batch's
+transaction id, so a batch that is retried, after an error or a kill between the two commits, adds no row
+twice to either table. A failed dead-letter write fails the batch. The share of bad records is checked before
+the batch writes anything.
 
-With ``--poison_attempts`` a batch that fails again and again is searched for the records that make it fail, by an
-exception or by the death of the process (:mod:`.poison_pills`); they are dead-lettered as ``POISON_PILL``, parked, and
-the stream goes on.
+With ``--poison_attempts`` the job searches a batch that fails again and again for the records that make it fail, by an
+exception or by the death of the process (:mod:`.poison_pills`). It dead-letters these records as ``POISON_PILL`` with
+status parked, and the stream continues.
 
 Cost: each batch is kept (memory, then disk) between the count and the two writes, so that every record is
-evaluated once; ``--max_files_per_trigger`` bounds its size. A new checkpoint means a new beginning:
-everything is read again.
+evaluated once; ``--max_files_per_trigger`` limits the batch's size. With a new checkpoint all records are read
+again.
 
 Submit (available data, then stop)::
 
@@ -80,7 +80,7 @@ from python_jobs.shared.spark.job import run_job
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters(DeadLetterStream):
-    """Parse the JSON payloads of a Delta table; what can't be processed goes to a dead-letter table."""
+    """Parse the JSON payloads of a Delta table; records that can't be processed go to a dead-letter table."""
 
     source: str
     """Delta table (name or path) that only grows, such as a bronze table."""
@@ -89,7 +89,7 @@ class Parameters(DeadLetterStream):
     schema: str
     """Fields of the JSON object: a DDL string, or a .ddl, .yml or .json file."""
     checkpoint: str
-    """Folder of the stream's progress: one for each source and target, kept as long as they are."""
+    """Folder of the stream's progress: one for each source and target, kept as long as these tables."""
     payload_column: str = "payload"
     """String column that holds the JSON line."""
     derive: dict[str, str] = field(default_factory=dict)
@@ -99,16 +99,16 @@ class Parameters(DeadLetterStream):
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the target."""
     max_bad_share: float | None = None
-    """Stop with exit code 3 when a larger share of the records is bad (0.1 = 10 %); by default never."""
+    """Largest allowed share of bad records (0.1 = 10 %); a larger share gives exit code 3. By default no limit."""
     min_records: int = 100
-    """Fewest records for that check; smaller batches are judged together with the ones before them."""
+    """Number of records from which the share is checked; smaller batches are checked with the batches before them."""
     sink_attempts: int = 3
-    """Tries of a write that fails for a transient reason."""
+    """Attempts of a write that fails for a transient reason."""
     poison_attempts: int | None = None
-    """Failed tries of a batch after which the records that make it fail are searched for and parked; by default never.
-    The tries are counted in the checkpoint's folder, which must be local or in an object store."""
+    """Failed attempts of a batch after which its poison pills are searched for and parked; by default never.
+    The attempts are counted in the checkpoint's folder, which must be local or in an object store."""
     max_poison: int = 3
-    """Most such records of a batch; more are the environment's fault: exit code 3, and nothing is set aside."""
+    """Largest number of poison pills in a batch; more count as a fault of the environment: exit code 3, none parked."""
     job_name: str = "dead_letter"
     """Name of the job in the dead letters."""
 
@@ -129,7 +129,7 @@ class Parameters(DeadLetterStream):
 
 @dataclass(frozen=True)
 class BatchAccount:
-    """What became of one batch's records: read = valid + dead."""
+    """The number of one batch's records by outcome: read = valid + dead."""
 
     batch_id: int
     read: int
@@ -137,7 +137,7 @@ class BatchAccount:
     error_classes: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the account as the target's commits carry it."""
+        """Return the account as the target's commits contain it."""
         return {
             "batch_id": self.batch_id,
             "read": self.read,
@@ -148,7 +148,7 @@ class BatchAccount:
 
 
 def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | None:
-    """Return the share of bad records over the newest batches that make ``min_records``, None below that.
+    """Return the share of bad records over the newest batches with together ``min_records``, None for fewer records.
 
     ``accounts`` are in the order of their batches.
     """
@@ -162,19 +162,19 @@ def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | Non
 
 
 def accounting(spark: SparkSession, target: str) -> list[dict[str, Any]]:
-    """Return the account of every batch that the target's history knows, oldest first."""
+    """Return the account of every batch in the target's history, oldest first."""
     commits = delta_table(spark, target).history().orderBy("version").collect()
     accounts = (commit_note(commit["userMetadata"]) for commit in commits)
     return [account for account in accounts if "batch_id" in account]
 
 
 class BatchWriter(BatchFunction):
-    """The ``foreachBatch`` function of the job: parse, count, judge, write dead letters, write valid rows.
+    """The ``foreachBatch`` function of the job: parse, count, check, write dead letters, write valid rows.
 
     Args:
-        parse: from source records to the rows of :func:`parse_records`.
+        parse: Function from source records to the rows of :func:`parse_records`.
         writer_id: Delta ``txnAppId`` of this checkpoint.
-        cases: where tries are counted; needed with ``poison_attempts`` only.
+        cases: File of the failed attempts; needed only with ``poison_attempts``.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class BatchWriter(BatchFunction):
         self.cases = cases
         # A large batch's write may take any time; its transaction id makes it idempotent.
         self._retrier = Retrier(RetryPolicy(attempts=params.sink_attempts, total_seconds=math.inf))
-        # Only what the report and the bad-share check look back on: a continuous job runs for months.
+        # Only the batches that the report and the bad-share check need: a continuous job runs for months.
         self.accounts: deque[BatchAccount] = deque(maxlen=100)
         self.read = self.dead = 0
 
@@ -205,7 +205,7 @@ class BatchWriter(BatchFunction):
             self._publish(parsed, judged, rows.columns, batch_id)
 
     def _poison(self, rows: DataFrame, batch_id: int) -> Case:
-        """Return the batch's case; its pills are searched for once the batch has failed often enough."""
+        """Return the batch's case, with its poison pills if the batch has failed often enough for a search."""
         attempts = self.params.poison_attempts
         if attempts is None or self.cases is None:
             return Case(batch_id)
@@ -221,7 +221,7 @@ class BatchWriter(BatchFunction):
         def failure(part: Range) -> str | None:
             try:
                 self.parse(rest.where(position.between(*part))).write.format("noop").mode("overwrite").save()
-            except Exception as error:  # whatever it is, the batch could not go on
+            except Exception as error:  # any error stops the batch
                 return root_cause(error)[:300]
             return None
 
@@ -257,8 +257,8 @@ class BatchWriter(BatchFunction):
             raise DataRefused(
                 f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}: "
                 f"{share:.1%} of the latest records, {params.max_bad_share:.1%} allowed; "
-                "nothing of it was published; to go on, let it pass once with a higher --max_bad_share, "
-                "which makes its bad records dead letters"
+                "nothing of it was published; fix the cause, or run once with a higher --max_bad_share, "
+                "which makes the bad records dead letters"
             )
 
 
@@ -268,12 +268,12 @@ def _record_hash(rows: DataFrame) -> Column:
 
 
 def _without(rows: DataFrame, case: Case) -> DataFrame:
-    """Return the records that are no pill."""
+    """Return the records that are not poison pills."""
     return rows.where(~_record_hash(rows).isin(*case.pills)) if case.pills else rows
 
 
 def _pill_rows(rows: DataFrame, case: Case) -> DataFrame:
-    """Return the pills with their error."""
+    """Return the poison pills with their error."""
     return rows.where(_record_hash(rows).isin(*case.pills)).select(
         "*",
         F.lit(POISON_PILL).alias(ERROR_CLASS),
@@ -325,7 +325,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         DataRefused: too many bad records.
-        JobFailed: a write failed for good, or Spark ended the query for a reason a person can mend.
+        JobFailed: a write failed permanently, or Spark ended the query for a reason that a person can fix.
     """
     query, writer = start(spark, params)
     await_end(query, writer, params.source)

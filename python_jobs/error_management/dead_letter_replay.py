@@ -1,18 +1,18 @@
-"""Dead-Letter replay: dead letters are parsed again after a fix, and those that pass join the main table.
+"""Dead-Letter replay: dead letters are parsed again after a fix, and those that pass are added to the main table.
 
-Run it after the schema or an expression was mended, with the parameters of :mod:`.dead_letter` as they are
-now. A record that passes is inserted into the target with ``was_dead_lettered = true`` and its ``replay``
-metadata; one that fails again stays in the dead-letter table with its attempts raised, and is parked at
-``--max_attempts``. ``--where`` takes a part of them, such as one error class; ``--include_parked true`` tries the
-parked ones again as well. How the queue stands, and giving letters up, is :mod:`.dead_letter_queue`.
+Run the job after a fix of the schema or an expression, with the current parameters of :mod:`.dead_letter`. A record
+that passes is inserted into the target with ``was_dead_lettered = true`` and its ``replay`` metadata. A record that
+fails again stays in the dead-letter table with its attempts raised, and is parked at ``--max_attempts``. ``--where``
+selects some dead letters, such as one error class; ``--include_parked true`` adds the parked ones.
+:mod:`.dead_letter_queue` monitors the queue and discards dead letters.
 
-Replayed rows land in partitions that consumers may have read already, and after rows that are younger than
-they are. So nothing is written without ``--publish_partitions``: the first run says how many records would
-pass and which partitions they would touch; the consumers of those partitions have to run again after the
-second. Not running this job at all is the other choice: no backfill, and the data stays lost.
+Replayed rows are written to partitions that consumers may have read already, and after rows with a later event time.
+So nothing is written without ``--publish_partitions``: the first run reports how many records would pass and which
+partitions they would touch. After the second run the consumers of these partitions must run again. You may also not
+run this job: then nobody needs a backfill, and the records stay out of the main table.
 
-Guarantee: the target first, the dead letters second, each in one commit. The target takes each
-``dead_letter_id`` once, so a run that is repeated, or killed between the two, adds no row twice.
+Guarantee: first the target, then the dead-letter table, each in one commit. The target accepts each
+``dead_letter_id`` once, so a run that is repeated, or killed between the two commits, adds no row twice.
 
 Submit::
 
@@ -54,14 +54,14 @@ _LETTER = "__letter"
 
 @dataclass(frozen=True)
 class Parameters(Clocked):
-    """Parse dead letters again after a fix; those that pass join the main table."""
+    """Parse dead letters again after a fix; those that pass are added to the main table."""
 
     target: str
     """Delta table (name or path) that the dead_letter job writes."""
     dead_letter: str
     """Delta table (name or path) of its dead letters."""
     schema: str
-    """Fields of the JSON object, mended: a DDL string, or a .ddl, .yml or .json file."""
+    """Fields of the JSON object after the fix: a DDL string, or a .ddl, .yml or .json file."""
     payload_column: str = "payload"
     """String column that holds the JSON line."""
     derive: dict[str, str] = field(default_factory=dict)
@@ -69,13 +69,13 @@ class Parameters(Clocked):
     require: list[str] = field(default_factory=list)
     """Fields or derived columns that must not be NULL."""
     publish_partitions: bool = False
-    """Write into the touched partitions, whose consumers must run again; by default only report them."""
+    """Write into the touched partitions, whose consumers must then run again; by default only report them."""
     where: str | None = None
-    """SQL condition on dead letters that are to be replayed (error_class = 'MISSING_FIELD'); by default all."""
+    """SQL condition on the dead letters to replay (error_class = 'MISSING_FIELD'); by default all."""
     include_parked: bool = False
-    """Try parked letters again, too: those whose error the fix is for."""
+    """Also replay parked dead letters; by default only pending ones."""
     max_attempts: int = 3
-    """Attempts, the first one included, after which a record is parked and not tried again."""
+    """Attempts, the first one included, after which a record is parked."""
     job_name: str = "dead_letter_replay"
     """Name of the job in the replay metadata."""
     job_version: str = "1"
@@ -89,7 +89,7 @@ class Parameters(Clocked):
 
 
 def replay_rows(parsed: DataFrame, job_name: str, job_version: str, now: str) -> DataFrame:
-    """Return the dead letters that pass as rows of the target; ``parsed`` has each letter as ``__letter``."""
+    """Return the dead letters that pass as rows of the target; ``parsed`` has each dead letter as ``__letter``."""
     replay = F.struct(
         F.col(f"{_LETTER}.dead_letter_id").alias("dead_letter_id"),
         F.lit(job_name).alias("job_name"),
@@ -106,7 +106,7 @@ def replay_rows(parsed: DataFrame, job_name: str, job_version: str, now: str) ->
 
 
 def letter_updates(parsed: DataFrame, max_attempts: int) -> DataFrame:
-    """Return what the attempt did to each dead letter: id, error (NULL when it passed), attempts, status."""
+    """Return each dead letter's state after the attempt: id, error (NULL if it passed), attempts, status."""
     attempts = F.col(f"{_LETTER}.attempts") + 1
     status = (
         F.when(F.col(ERROR_CLASS).isNull(), REPLAYED)
@@ -123,11 +123,11 @@ def letter_updates(parsed: DataFrame, max_attempts: int) -> DataFrame:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Replay the pending dead letters and report what passed, what failed and which partitions it touches.
+    """Replay the pending dead letters and report the records that passed or failed, and the touched partitions.
 
     Raises:
         NotReady: a table doesn't exist.
-        WrongUse: the mended schema gives other columns than the target has.
+        WrongUse: the schema's columns differ from the target's.
     """
     letters = delta_table(spark, params.dead_letter)
     target = delta_table(spark, params.target)
@@ -184,7 +184,7 @@ def _check_columns(rows: DataFrame, target: DataFrame, name: str) -> None:
     gives = {(column.name, column.dataType.simpleString()) for column in rows.schema}
     if has != gives:
         different = ", ".join(sorted({column for column, _ in has ^ gives}))
-        raise WrongUse(f"the mended schema and the target '{name}' differ in the columns {different}")
+        raise WrongUse(f"the schema and the target '{name}' differ in the columns {different}")
 
 
 def _partitions(rows: DataFrame, columns: list[str]) -> list[dict[str, str | None]]:

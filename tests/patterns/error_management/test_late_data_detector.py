@@ -554,7 +554,11 @@ def test_the_macros_refuse_wrong_arguments(render: MacroRenderer) -> None:
     given = {"relation": "arrivals", **TIMES}
     for macro, arguments, sentence in (
         ("lateness_report", {"buckets": "1 hour"}, "buckets must be a list of delays"),
-        ("lateness_report", {"buckets": ["1 hour", "5 minutes"]}, "buckets must rise, got 1 hour, 5 minutes"),
+        (
+            "lateness_report",
+            {"buckets": ["1 hour", "5 minutes"]},
+            "buckets must be in ascending order, got 1 hour, 5 minutes",
+        ),
         ("lateness_report", {"buckets": ["soon"]}, "a bucket must be a number of minutes, hours or days"),
         (
             "recommended_watermark_delay",

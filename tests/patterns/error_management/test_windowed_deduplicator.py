@@ -598,7 +598,7 @@ def test_sql_scope_reaches_as_many_days_back_as_it_is_told(
                 "keep": "last",
                 "past": {"relation": "t", "date_column": "d", "days": 1},
             },
-            "past goes with keep='first'",
+            "past needs keep='first', got 'last'",
         ),
     ],
 )
