@@ -1,16 +1,17 @@
-"""Dead-Letter queue: how deep and how old it is, which errors fill it, when that is an alarm, and letters given up.
+"""Dead-Letter queue: report the depth, age and errors of a dead-letter table, alert on limits, discard dead letters.
 
-Reads the dead-letter table of :mod:`.dead_letter`. A letter is *open* while it is pending or parked; replayed and
-discarded ones are closed and stay on record, so that records read = main table + open + discarded.
+The job reads the dead-letter table of :mod:`.dead_letter`. A dead letter is *open* while its status is pending or
+parked. Replayed and discarded dead letters are closed and stay in the table, so that records read = main table + open +
+discarded.
 
-``--action report`` counts. A limit that is passed is an alert: exit code 3 and one line on standard error. With
-``--alerts`` each alert is noted in a Delta table, once a limit and day, and only a new one fails the job: a scheduler
-that runs it each hour calls somebody once.
+``--action report`` counts. An exceeded limit is an alert: exit code 3 and one line on standard error. With ``--alerts``
+each alert is recorded in a Delta table, once per limit and day, and only a new alert fails the job: a scheduler that
+runs the job each hour alerts once a day.
 
-``--action discard`` closes the open letters of ``--where`` and ``--older_than`` as ``discarded`` with ``--reason``;
-nothing is deleted.
+``--action discard`` closes the open dead letters of ``--where`` and ``--older_than`` as ``discarded`` with
+``--reason``; no row is deleted.
 
-Guarantee: each action is one commit; done again it finds nothing new. Cost: one pass over the dead-letter table.
+Guarantee: each action is one commit; a rerun finds nothing new. Cost: one pass over the dead-letter table.
 
     spark-submit python_jobs/error_management/dead_letter_queue.py \\
         --dead_letter lakehouse/silver/silver_visits_dead_letter --alerts lakehouse/observability/dead_letter_alerts \\
@@ -47,26 +48,26 @@ _ALERTS = "dead_letter string, day date, limit string, got double, allowed doubl
 
 @dataclass(frozen=True)
 class Parameters(Clocked):
-    """Report on a dead-letter table and alert, or give dead letters up."""
+    """Report on a dead-letter table and alert, or discard dead letters."""
 
     dead_letter: str
     """Delta table (name or path) of dead letters."""
     action: Literal["report", "discard"] = "report"
-    """report: count, and alert when a limit is passed; discard: close letters that nobody will replay."""
+    """report: count, and alert if a limit is exceeded; discard: close dead letters that nobody will replay."""
     max_open: int | None = None
-    """Most pending and parked letters."""
+    """Largest number of pending and parked dead letters; by default no limit."""
     max_age_hours: float | None = None
-    """Largest age of an open letter."""
+    """Largest age of an open dead letter in hours; by default no limit."""
     max_per_day: int | None = None
-    """Most letters of one day, the day of now."""
+    """Largest number of dead letters of the current day; by default no limit."""
     alerts: str | None = None
-    """Delta table (name or path) that notes each alert, so that it fails the job once a day; made if absent."""
+    """Delta table (name or path) that records alerts, so that an alert fails the job once a day; created if absent."""
     where: str | None = None
-    """discard: SQL condition on the letters to close."""
+    """discard: SQL condition on the dead letters to close."""
     older_than: str | None = None
-    """discard: only letters set aside longer ago than this, such as "90 days"."""
+    """discard: smallest age of the dead letters to close, such as "90 days"."""
     reason: str | None = None
-    """discard: why they are given up."""
+    """discard: reason that is stored with the dead letters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,12 +93,12 @@ class Parameters(Clocked):
 
 
 def is_open() -> Column:
-    """Return whether a letter waits for a replay or a decision."""
+    """Return whether a dead letter is open: it waits for a replay or a discard."""
     return F.col("status").isin(PENDING, PARKED)
 
 
 def by_class(letters: DataFrame, now: dt.datetime) -> DataFrame:
-    """Return one row for each error class of the last seven days: count, open, oldest, newest, mean attempts."""
+    """Return one row for each error class of the last 7 days: count, open, oldest, newest, mean attempts."""
     recent = F.col("processed_at") >= F.lit(now - dt.timedelta(days=CLASS_DAYS))
     return (
         letters.where(recent)
@@ -114,14 +115,14 @@ def by_class(letters: DataFrame, now: dt.datetime) -> DataFrame:
 
 
 def by_day(letters: DataFrame, now: dt.datetime) -> DataFrame:
-    """Return one row for each of the last thirty days with letters, oldest first."""
+    """Return one row for each of the last 30 days with dead letters, oldest first."""
     day = F.to_date("processed_at").alias("day")
     recent = F.col("processed_at") >= F.lit(now - dt.timedelta(days=TREND_DAYS))
     return letters.where(recent).groupBy(day).agg(F.count(F.lit(1)).alias("letters")).orderBy("day")
 
 
 def depth(letters: DataFrame, now: dt.datetime) -> dict[str, Any]:
-    """Return the numbers that have limits, and the letters of each status."""
+    """Return the numbers that have limits, and the number of dead letters by status."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     today = (F.col("processed_at") >= F.lit(midnight)) & (F.col("processed_at") <= F.lit(now))
     oldest = F.unix_micros(F.min(F.when(is_open(), F.col("processed_at"))))
@@ -140,11 +141,11 @@ def depth(letters: DataFrame, now: dt.datetime) -> dict[str, Any]:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Do the action and report.
+    """Run the action and return its report.
 
     Raises:
         NotReady: the table doesn't exist.
-        DataRefused: a limit is passed, and that wasn't noted today.
+        DataRefused: a limit is exceeded, and the alert wasn't recorded today.
     """
     now = params.processing_time()
     if params.action == "discard":
@@ -170,14 +171,14 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def _note(spark: SparkSession, table: str, passed: list[tuple[Any, ...]]) -> bool:
-    """Note alerts; return whether one of them is new."""
+    """Record alerts and return whether one of them is new."""
     rows = spark.createDataFrame(passed, _ALERTS)
     create_table(spark, table, rows.schema)
     before = latest_version(spark, table)
     same = "t.dead_letter = s.dead_letter and t.day = s.day and t.limit = s.limit"
     merge = delta_table(spark, table).alias("t").merge(rows.alias("s"), same)
     merge.whenNotMatchedInsertAll().execute()
-    # Delta makes no commit of a merge that changes nothing.
+    # Delta writes no commit for a merge that changes nothing.
     return latest_version(spark, table) > before and commit_metrics(spark, table)["numTargetRowsInserted"] > 0
 
 

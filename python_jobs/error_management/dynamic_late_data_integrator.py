@@ -1,24 +1,26 @@
-"""Dynamic Late Data Integrator: each run also processes the past dates whose data really changed since, however old.
+"""Dynamic Late Data Integrator: each run also processes the past dates whose data changed since they were processed.
 
-Problem: late data comes after any fixed lookback, and most dates of a lookback have none. Here the Delta log of the
-source tells which dates changed in which version (compaction is no change), and the target's log from which version
-each date was computed; late is a date before the run's own whose change is the newer one.
+Problem: late data comes after any fixed lookback, and most dates of a lookback have none. The source's Delta log shows
+which dates changed in which version (compaction is not a change). The target's log shows from which version each date
+was computed. A date before the run's own date is late if its change is newer than the version it was computed from.
 
-Runs may overlap: a run claims its dates in the state table before it processes them, in one step with choosing them,
-so that no other run takes them. The claim ends with the date's success or failure, or after ``--claim_minutes`` if the
-run died; ``--action release`` ends it at once. ``depends_on_past``: a run chooses only after the run of the day before
-has; else the younger run would take what belongs to the older.
+Runs may overlap: a run chooses its dates and claims them in the state table in one step, before it processes them, so
+that no other run takes them. A claim ends with the date's success or failure, or after ``--claim_minutes`` if the run
+died; ``--action release`` ends a claim at once. With ``depends_on_past`` a run chooses only after the run of the day
+before has chosen; otherwise the later run would take the earlier run's dates.
 
-Guarantee: data and last processed version are one commit of the target, so a date is neither forgotten nor
-integrated twice; what is committed to the source meanwhile is late for the next run. A failed date stays late.
-Stateful queries: everything from the first late date on is computed anew, in order, and what an interrupted chain
-left behind is found again. ``max_lookback_days`` and ``max_partitions`` bound what one late row can set off.
+Guarantee: data and last processed version are one commit of the target, so a date is neither forgotten nor integrated
+twice. A change of the source during the run is late for the next run. A failed date stays late. For a stateful query
+every date from the first late date on is recomputed, in order, and a run continues an interrupted chain.
+``max_lookback_days`` and ``max_partitions`` limit the work that one late row can cause.
 
-In an orchestrator that maps tasks: ``--action plan`` claims and reports ``late``, then ``--action process --dates
-'[2024-12-18]'`` under the same ``--run_id`` once for each. ``--action adopt`` takes the target as up to date with the
-source: the first step on tables that exist already; without it the first run finds each past date late.
+In an orchestrator that maps tasks, ``--action plan`` claims and reports the ``late`` dates; then call ``--action
+process --dates '[2024-12-18]'`` once for each date under the same ``--run_id``. ``--action adopt`` marks every date of
+the target as up to date with the source. Use it first on tables that exist already; without it the first run finds
+each past date late.
 
-Cost: the Delta log's entries since the last run, the query once a late date, two small commits of the state table.
+Cost: a run reads the Delta log's entries since the last run, runs the query once per late date, and makes two small
+commits of the state table.
 
 Run::
 
@@ -54,25 +56,25 @@ class Parameters(DateQuery, Clocked):
     """Process a date and the dates before it that have new data."""
 
     state: str
-    """Delta table of what is known of each date, by path or catalog name; one for each target."""
+    """Delta table of the state of each date, by path or catalog name; one table for each target."""
     date: str
     """Date to process, such as 2024-12-31."""
     action: Literal["run", "plan", "process", "release", "adopt"] = "run"
-    """run: plan and process; plan, process: one of them; release: end a dead run's claims; adopt: take all as done."""
+    """run: plan and process; plan or process: one step; release: end a dead run's claims; adopt: all dates are done."""
     dates: list[str] = dataclasses.field(default_factory=list)
-    """Dates that action process takes, of those the run has claimed."""
+    """Dates that action process processes; the run must have claimed them."""
     run_id: str | None = None
-    """Name of the run, the same when it is tried again; by default a new one."""
+    """Name of the run, the same for a retry; by default a new name."""
     stateful: bool = False
     """Whether a date's result depends on the date before it."""
     max_lookback_days: int | None = None
-    """Late data of older dates is only reported; by default any date is accepted."""
+    """Number of days before the date beyond which late data is only reported; by default no limit."""
     max_partitions: int | None = None
-    """Most late dates of one run, oldest first; the next run goes on. By default all."""
+    """Largest number of late dates in one run, oldest first; the next run takes the rest. By default no limit."""
     depends_on_past: bool = True
     """Whether to wait (exit code 4) until the run of the day before has chosen its dates."""
     claim_minutes: int = 360
-    """When the claims of a run that died are void: longer than any run takes."""
+    """Minutes after which a dead run's claims expire (default 360); must be longer than any run takes."""
     manifest: str | None = None
     """Folder for the list of replaced partitions."""
 
@@ -97,11 +99,11 @@ class Parameters(DateQuery, Clocked):
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Do the action and report it.
+    """Run the action and return its report.
 
     Raises:
         NotReady: the date is claimed by another run, the run before hasn't planned, or there is no source table.
-        JobFailed: a date failed; it stays late, the others are published.
+        JobFailed: a date failed; it stays late, and the other dates are published.
         WrongUse: a table isn't partitioned by the column, or the query can't be used.
     """
     now = params.processing_time()
@@ -146,7 +148,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def refresh(state: State, processor: DateProcessor) -> State:
-    """Return the state with what the logs of source and target say by now; a crash after a commit is mended so."""
+    """Return the state updated from the logs of source and target, which also repairs it after a crash."""
     return state.with_versions(
         processor.changes(state.seen_version), processor.read_versions(), processor.source_version
     )
@@ -183,18 +185,18 @@ def choose(state: State, params: Parameters, run_id: str, now: dt.datetime) -> t
 
 
 def _require_previous_plan(dates: Mapping[str, DateState], date: str) -> None:
-    """Refuse to plan before the run of the day before has; the very first run waits for none."""
+    """Refuse to plan before the run of the day before has planned; the first run of all waits for no run."""
     planned = [earlier for earlier, known in dates.items() if earlier < date and known.planned_at]
     previous = days_before(date, 1)
     if planned and previous not in planned:
         raise NotReady(
-            f"the run of {previous} has not planned, the last that did is {max(planned)}; run it first, or go on "
-            "without it by depends_on_past false"
+            f"the run of {previous} has not planned, the last that did is {max(planned)}; run it first, or continue "
+            "without it with depends_on_past false"
         )
 
 
 def _claimed(state: State, dates: Collection[str], run_id: str, now: dt.datetime) -> list[str]:
-    """Return the dates in order, once it is sure that the run has claimed them."""
+    """Check that the run has claimed the dates and return them in order."""
     for date in dates:
         known = state.dates.get(date, DateState())
         if known.claimed_by != run_id or not known.claim_is_valid(now):
@@ -205,7 +207,7 @@ def _claimed(state: State, dates: Collection[str], run_id: str, now: dt.datetime
 def _settle(
     state: State, dates: Collection[str], done: Mapping[str, int], run_id: str, now: dt.datetime
 ) -> tuple[State, None]:
-    """Note what was processed, and end the run's claims on all of the dates: failed ones stay late."""
+    """Record the processed dates, and end the run's claims on all of the dates: failed dates stay late."""
     settled = {}
     for date in dates:
         known = state.dates[date]
@@ -223,7 +225,7 @@ def _release(state: State, run_id: str) -> tuple[State, list[str]]:
 
 
 def _adopt(state: State) -> tuple[State, list[str]]:
-    """Take each date as processed from the version that is known now."""
+    """Mark each date as processed from the version that is known now."""
     adopted = {
         date: dataclasses.replace(known, read_version=state.seen_version)
         for date, known in state.dates.items()

@@ -24,7 +24,7 @@ def lookback_dates(date: str, days: int) -> list[str]:
     ['2024-02-28', '2024-02-29']
 
     Raises:
-        ValueError: ``days`` is negative, or ``date`` is no date.
+        ValueError: ``days`` is negative, or ``date`` is not a date.
     """
     if days < 0:
         raise ValueError(f"a lookback of {days} days is not possible; it must be 0 or more")
@@ -33,17 +33,17 @@ def lookback_dates(date: str, days: int) -> list[str]:
 
 @dataclass(frozen=True)
 class BackfillRun:
-    """One run of a backfill: the date to run, and all dates that this run processes."""
+    """One run of a backfill: the run's date, and all dates that the run processes."""
 
     date: str
     covers: tuple[str, ...]
 
 
 def backfill_runs(first: str, last: str, days: int) -> list[BackfillRun]:
-    """Return the fewest runs that process each date from ``first`` to ``last``, given the lookback of ``days``.
+    """Return the fewest runs that process each date from ``first`` to ``last``, with a lookback of ``days``.
 
-    Each run covers itself and its lookback, so they are laid out from the end; the first may reach back beyond
-    ``first``. See :func:`not_redone` for what the replay of every single date would have processed beside that.
+    Each run covers its date and its lookback, so the runs are planned from the end; the first run may reach back before
+    ``first``. :func:`not_redone` returns the dates that only a run for every single date would have processed.
 
     >>> [run.date for run in backfill_runs("2024-10-01", "2024-10-12", 4)]
     ['2024-10-02', '2024-10-07', '2024-10-12']
@@ -62,25 +62,25 @@ def backfill_runs(first: str, last: str, days: int) -> list[BackfillRun]:
 
 
 def not_redone(first: str, last: str, days: int) -> list[str]:
-    """Return the dates before ``first`` that replaying each date would process and :func:`backfill_runs` doesn't."""
+    """Return the dates before ``first`` that a run for each date would process and :func:`backfill_runs` doesn't."""
     covered = {date for run in backfill_runs(first, last, days) for date in run.covers}
     return [date for date in lookback_dates(first, days) if date not in covered]
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What is known of one date: versions are those of the source table."""
+    """The planner's state of one date; versions are versions of the source table."""
 
     changed_version: int | None
-    """Last version that changed the date's data; None if it has none."""
+    """Last version that changed the date's data; None if the date has no data."""
     read_version: int | None
-    """Version that was read when the date was processed last; None if it never was."""
+    """Version from which the date was last processed; None if the date was never processed."""
     claimed: bool = False
-    """Whether another run is processing it."""
+    """Whether another run is processing the date."""
 
     @property
     def is_late(self) -> bool:
-        """Whether data came after the date was read last; a date never processed is late with any data."""
+        """Return whether data came after the date was last read; a date never processed is late with any data."""
         if self.changed_version is None:
             return False
         return self.read_version is None or self.changed_version > self.read_version
@@ -88,16 +88,16 @@ class Partition:
 
 @dataclass(frozen=True)
 class LatePlan:
-    """What a run makes of the dates before its own."""
+    """A run's plan for the dates before its own date."""
 
     dates: tuple[str, ...] = ()
-    """To be processed, in this order."""
+    """Dates to process, in this order."""
     ignored: tuple[str, ...] = ()
-    """With late data, but beyond the accepted lookback."""
+    """Dates with late data that are older than the accepted lookback."""
     claimed: tuple[str, ...] = ()
-    """With late data that another run is processing."""
+    """Dates with late data that another run is processing."""
     postponed: tuple[str, ...] = ()
-    """With late data that the next run takes, above the most that one run may."""
+    """Dates with late data above the limit of one run; the next run takes them."""
 
 
 def late_plan(
@@ -108,11 +108,11 @@ def late_plan(
     max_lookback_days: int | None = None,
     max_partitions: int | None = None,
 ) -> LatePlan:
-    """Choose which dates before ``current`` are to be processed again.
+    """Return the plan: the dates before ``current`` to process again.
 
-    ``stateful``: a date's result depends on the one before, so everything from the first late date on is taken,
-    dates without data included. What an interrupted chain left behind is found again: a date that was read
-    at an earlier version than a date before it.
+    With ``stateful`` a date's result depends on the date before, so the plan takes every date from the first late date
+    on, dates without data included. It also takes the rest of an interrupted chain: dates that were read at an earlier
+    version than a date before them.
     """
     past = {date: partitions[date] for date in sorted(partitions) if date < current}
     late = _outdated(past) if stateful else [date for date, partition in past.items() if partition.is_late]
@@ -123,7 +123,7 @@ def late_plan(
         late = dates_between(late[0], days_before(current, 1))
     blocked = [date for date in late if date in past and past[date].claimed]
     if stateful and blocked:
-        # A chain with a gap would compute on a result that is about to change: it waits for the other run.
+        # A chain with a gap would read a result that the other run is about to change, so the chain waits for that run.
         return LatePlan(ignored=ignored, claimed=tuple(blocked), postponed=_without(late, blocked))
     free = _without(late, blocked)
     taken = free if max_partitions is None else free[:max_partitions]

@@ -1,8 +1,9 @@
-"""What both Late Data Integrators do with one date of a table: find whether it changed, compute it, replace it.
+"""Late partitions: both Late Data Integrators find the changed dates of a table, compute a date and replace it.
 
-The user gives a query for one date; the job reads the source at a fixed version and replaces the date's partition of
-the target in one commit, cleared if the query returns no row. That commit also holds the version that was read, as
-Delta's transaction number of the date (``late_data/2024-12-18``): data and last processed version are one unit.
+The user gives a query for one date. The job reads the source at a fixed version and replaces the date's partition of
+the target in one commit; if the query returns no row, the partition is cleared. The commit also contains the version
+that was read, as Delta's transaction number of the date (``late_data/2024-12-18``), so data and last processed version
+can't differ.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _APP = "late_data/"
 
 @dataclass(frozen=True, kw_only=True)
 class DateQuery:
-    """How one date of the target is computed."""
+    """The query and tables by which one date of the target is computed."""
 
     source: str
     """Delta table whose late data is integrated, by path or catalog name."""
     target: str
-    """Delta table that is written, by path or catalog name; made by the first run if it is absent."""
+    """Delta table that is written, by path or catalog name; the first run creates it if absent."""
     query: str
     """SQL that returns the rows of {date} from {source}, as text or .sql file; it may read {target} as well."""
     partition_column: str = "event_date"
@@ -93,7 +94,7 @@ class DateProcessor:
                 if query.partition_column not in columns:
                     raise WrongUse(
                         f"{table} is not partitioned by {query.partition_column} but by "
-                        f"{', '.join(columns) or 'nothing'}: without dates late data can't be told nor replaced"
+                        f"{', '.join(columns) or 'nothing'}: late data can be found only by date partitions"
                     )
 
     def changes(self, after: int | None) -> dict[str, int]:
@@ -103,26 +104,26 @@ class DateProcessor:
         )
 
     def read_versions(self) -> dict[str, int]:
-        """Return the version of the source that each date of the target was computed from, by the target's log."""
+        """Return the source version from which each date of the target was computed, by the target's log."""
         if not table_exists(self._spark, self._query.target):
             return {}
         versions = transaction_versions(self._spark, self._query.target)
         return {app.removeprefix(_APP): version for app, version in versions.items() if app.startswith(_APP)}
 
     def process(self, date: str, run_id: str) -> Rewritten:
-        """Replace the date's partition, in one commit, by what the query returns for it.
+        """Replace the date's partition, in one commit, by the rows that the query returns for the date.
 
         Raises:
             WrongUse: the query can't be analyzed.
             DataRefused: the query returned rows of another date.
-            JobFailed: another run replaced the date from a newer version meanwhile.
+            JobFailed: another run has replaced the date from a newer version.
         """
         query, spark = self._query, self._spark
         rows = self._rows(date)
         known = self.read_versions().get(date)
         if known is not None and known > self.source_version:
             raise JobFailed(f"{date} was computed from version {known} of the source already; plan again")
-        # The same version again, such as with a mended query, is written too, though its number is taken.
+        # The same version again, such as with a fixed query, is written too, although its number is used already.
         is_new = known is None or known < self.source_version
         transaction = (f"{_APP}{date}", self.source_version) if is_new else None
         try:
@@ -140,7 +141,7 @@ class DateProcessor:
                 f"the query returned rows of other dates than {date}; it must filter by {{date}}"
             ) from None
         if written is None and not is_new:
-            # Delta makes no commit of a partition that had no rows and gets none.
+            # Delta writes no commit for a partition that had no rows and gets none.
             return Rewritten(date, self.source_version, latest_version(spark, query.target), 0)
         if written is None:
             raise JobFailed(f"another run computed {date} meanwhile; plan again")
@@ -161,14 +162,14 @@ class DateProcessor:
 def changed_partitions(
     spark: SparkSession, table: str, column: str, after: int | None, until: int
 ) -> dict[str, int]:
-    """Return each date whose data changed in the versions after ``after`` up to ``until``, with the last of them.
+    """Return each date whose data changed after version ``after`` up to ``until``, with its last changing version.
 
-    Compaction and other upkeep (``dataChange=false``) change nothing. With ``after`` None, or when the log doesn't
-    reach back that far any more, it is not known what changed: all dates of the table, as of ``until``. Rows whose
-    date is NULL belong to none.
+    Compaction and other maintenance (``dataChange=false``) are no changes. If ``after`` is None, or the log doesn't
+    reach back to it any more, the changes are unknown: all dates of the table count as changed as of ``until``. Rows
+    whose date is NULL belong to no date.
 
     Raises:
-        DataRefused: a partition's value is no date.
+        DataRefused: a partition's value is not a date.
     """
     if after is not None and after >= until:
         return {}
@@ -181,12 +182,12 @@ def changed_partitions(
         try:
             parse_date(row.date)
         except ValueError as wrong:
-            raise DataRefused(f"a partition of {table} is no date: {wrong}") from None
+            raise DataRefused(f"a partition of {table} is not a date: {wrong}") from None
     return {row.date: int(row.version) for row in found}
 
 
 def _changed_files(spark: SparkSession, table: str, column: str, after: int, until: int) -> DataFrame | None:
-    """Return date and version of the files that commits added or removed; None if a commit's entry is gone."""
+    """Return date and version of the files that commits added or removed; None if a commit's log entry is missing."""
     log = f"{table_location(spark, table)}/_delta_log"
     file = "struct<partitionValues: map<string, string>, dataChange: boolean>"
     entries = [f"{log}/{version:020d}.json" for version in range(after + 1, until + 1)]
@@ -208,7 +209,7 @@ def _changed_files(spark: SparkSession, table: str, column: str, after: int, unt
 
 
 class Trace:
-    """What a run did, date by date."""
+    """The outcome of a run for each date."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -216,7 +217,7 @@ class Trace:
         self.failed: dict[str, Exception] = {}
 
     def process(self, processor: DateProcessor, date: str, run_id: str) -> None:
-        """Process a date; a failure is noted, and the caller decides whether others follow."""
+        """Process a date; a failure is recorded, and the caller decides whether other dates follow."""
         self.started.append(date)
         try:
             self.rewritten.append(processor.process(date, run_id))
@@ -224,20 +225,20 @@ class Trace:
             self.failed[date] = failure
 
     def report(self) -> dict[str, Any]:
-        """Return the dates in the order they were started, and what became of them."""
+        """Return the dates in the order in which they were started, with their outcome."""
         return {"started": self.started, "partitions": [asdict(done) for done in self.rewritten]}
 
     def require_success(self) -> None:
-        """Raise what failed, if anything: of the failures' own kind if they agree."""
+        """Raise an error if a date failed; it has the failures' type if all have the same type."""
         require_no_failures(self.failed, f"{len(self.rewritten)} of {len(self.started)} dates were replaced")
 
 
 def write_manifest(
     spark: SparkSession, folder: str, *, run_id: str, date: str, target: str, trace: Trace
 ) -> str:
-    """Write which partitions a run replaced, for the direct consumers, who decide what to replay; return its name.
+    """Write the manifest of the partitions that a run replaced and return its name; consumers decide what to replay.
 
-    A run tried again under its name replaces its manifest.
+    A run that is retried under the same name replaces its manifest.
     """
     name = f"{date}_{run_id}.json".replace("/", "_").replace(":", "_")
     partitions = trace.report()["partitions"]

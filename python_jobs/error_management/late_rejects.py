@@ -1,15 +1,15 @@
-"""What comes too late even for a Late Data Integrator: rows for dates before its lookback, kept for good.
+"""Late rejects: keep the rows that come for dates before the lookback of a Late Data Integrator.
 
-A run processes the dates of its lookback and no other, so that a row that came for an older date is in the source and
-in no result. With a reject table such a row is also there: the row as it is, the run that left it out, and the version
-of the source that it was found in.
+A run processes only the dates of its lookback, so a row that comes for an older date is in the source and in no result.
+A reject table keeps such a row unchanged, with the run that left it out and the version of the source in which it was
+found.
 
-A row is new if it is in its date's partition now and wasn't when that date was processed last, or rejected from last,
-whichever is later: the two versions of the partition are compared, as multisets. Compaction and rows that an update or
-a merge has only moved to another file are no new rows; a row that was changed is one.
+A row is new if it is in its date's partition now and wasn't when the date was last processed or last rejected from,
+whichever is later: the two versions of the partition are compared as multisets. Compaction, and rows that an update or
+a merge has only moved to another file, give no new row; a changed row is new.
 
-Guarantee: a row is rejected once. The commit holds the version of the source up to which rows were rejected, as Delta's
-transaction number of the target; the first run only notes that number.
+Guarantee: a row is rejected once. The commit contains the version of the source up to which rows were rejected, as
+Delta's transaction number of the target; the first run only records this number.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def reject_rows(
     run_id: str,
     date: str,
 ) -> dict[str, int]:
-    """Append the rows that came for dates before ``horizon`` to the table ``rejects``; return how many by date.
+    """Append the rows that came for dates before ``horizon`` to the table ``rejects``; return their number by date.
 
     Args:
-        horizon: first date of the lookback.
-        source_version: version of the source that the run has processed.
-        read_versions: version that each date of the target was computed from.
-        run_id: name of the run.
-        date: date of the run.
+        horizon: First date of the lookback.
+        source_version: Version of the source that the run has processed.
+        read_versions: Source version from which each date of the target was computed.
+        run_id: Name of the run.
+        date: Date of the run.
 
     Raises:
         WrongUse: the source has a column of :data:`REJECT_COLUMNS`, or ``rejects`` is another table.
-        JobFailed: the source's last version that was compared is gone.
+        JobFailed: the source's last compared version was vacuumed or its log has expired.
     """
     empty = empty_source(spark, query.source, REJECT_COLUMNS)
 
@@ -79,8 +79,8 @@ def reject_rows(
         if not any(sign in str(failure) for sign in _GONE):
             raise
         raise JobFailed(
-            f"which rows of {query.source} are new since version {last} can't be told any more, as that version was "
-            "vacuumed or its log has expired: begin anew with another table as rejects"
+            f"the new rows of {query.source} since version {last} can't be found, because this version was vacuumed or "
+            "its log has expired: start again with another table as rejects"
         ) from None
     return {row[0]: row[1] for row in counts}
 
@@ -96,14 +96,14 @@ def _new_rows(
     until: int,
     read_versions: Mapping[str, int],
 ) -> DataFrame:
-    """Return the rows of dates before ``horizon`` that came after ``after``, or after their date was read later on."""
+    """Return the rows of dates before ``horizon`` that are newer than ``after`` and than their date's last read."""
     column = query.partition_column
     dates_since = defaultdict(list)
     for date in changed_partitions(spark, query.source, column, after, until):
         if date < horizon:
             dates_since[max(after, read_versions.get(date, after))].append(date)
     now = read_version(spark, query.source, until)
-    # Rows of before a column was added have NULL in it, in both versions.
+    # Rows written before a column was added have NULL in the column, in both versions.
     added = [
         now.where(F.col(column).isin(dates)).exceptAll(
             now.limit(0)

@@ -1,7 +1,7 @@
 """State table of the Dynamic Late Data Integrator: a Delta table with one row for each date.
 
-It is small (a row a day) and replaced whole by each change. Of two concurrent changes the later is made again from the
-other's outcome.
+The table is small (one row per day), and each change replaces it as a whole. Of two concurrent changes, the later is
+recomputed from the other's result.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class DateState:
     changed_version: int | None = None
     """Last known version that changed the date's data."""
     read_version: int | None = None
-    """Version that was read when the date was processed last."""
+    """Version from which the date was last processed."""
     processed_at: dt.datetime | None = None
-    """When that was."""
+    """Time when the date was last processed."""
     planned_at: dt.datetime | None = None
-    """When the run of this date has chosen its late dates."""
+    """Time when the run of this date chose its late dates."""
     claimed_by: str | None = None
     """Run that is processing the date."""
     claimed_until: dt.datetime | None = None
-    """When that claim is void, should the run have died."""
+    """Time when the claim expires if the run died."""
 
     def claim_is_valid(self, now: dt.datetime) -> bool:
         """Return whether a run is processing the date."""
@@ -55,7 +55,7 @@ class DateState:
         return self.claimed_by not in (None, run_id) and self.claim_is_valid(now)
 
     def as_seen_by(self, run_id: str, now: dt.datetime) -> Partition:
-        """Return what the planner of ``run_id`` has to know."""
+        """Return the date's state for the planner of ``run_id``."""
         return Partition(self.changed_version, self.read_version, self.claimed_from(run_id, now))
 
     def released(self) -> DateState:
@@ -75,7 +75,7 @@ class State:
         return replace(self, dates={**self.dates, **changed})
 
     def with_versions(self, changed: Mapping[str, int], read: Mapping[str, int], seen: int) -> State:
-        """Return the state with what the logs of source and target say; known versions never go back."""
+        """Return the state with the versions from the logs of source and target; known versions never go back."""
 
         def updated(date: str) -> DateState:
             known = self.dates.get(date, DateState())
@@ -94,13 +94,13 @@ def _newest(*versions: int | None) -> int | None:
 
 
 class StateTable:
-    """The state in a Delta table, by path or catalog name; made by the first change."""
+    """The state in a Delta table, by path or catalog name; the first change creates the table."""
 
     def __init__(self, spark: SparkSession, table: str) -> None:
         self._spark, self.table = spark, table
 
     def read(self) -> State:
-        """Return the current state; an absent table is an empty one."""
+        """Return the current state; an absent table gives an empty state."""
         if not table_exists(self._spark, self.table):
             return State({})
         times = {name: F.unix_micros(name) for name in _TIMES}
@@ -111,9 +111,9 @@ class StateTable:
         return State({row.pop("partition"): DateState(**row) for row in rows}, max(seen, default=None))
 
     def change(self, step: Callable[[State], tuple[State, Result]]) -> Result:
-        """Replace the state by what ``step`` makes of it, and return its other result.
+        """Replace the state by the state that ``step`` returns, and return the step's second result.
 
-        ``step`` is called again if another run has changed the state meanwhile.
+        ``step`` is called again if another run has changed the state in the meantime.
         """
 
         def changed_rows() -> tuple[DataFrame | None, Result]:

@@ -1,12 +1,12 @@
-"""Poison Pill Handling: find the records that end the task which processes them, so that the batch can go on without.
+"""Poison Pill Handling: find the records that end the task that processes them, so that the batch can continue.
 
-An exception, a killed Python worker or a dead driver says which *batch* failed and not which record. So tries are
-counted outside of the process that dies, and after enough of them the batch is bisected: a part is processed for
-nothing but to see whether it survives, one that doesn't is halved, down to single records. What is under test is
-written down first; a part that takes the whole process with it is found there by the next run.
+An exception, a killed Python worker or a dead driver shows which *batch* failed, and not which record. So attempts are
+counted in a file that outlives the process. After enough failed attempts the batch is bisected: a part is processed
+only to see whether it fails, and a part that fails is halved, down to single records. Each part is recorded before its
+test; if the test kills the whole process, the next run finds the part in the record.
 
-Parts are ranges of the records' hash, which needs no order and no sort; equal records are one. More than a few pills
-mean that the environment is at fault (no memory, a missing file): then nothing is set aside.
+Parts are ranges of the records' hash, which needs no order and no sort; equal records are one record. More than a few
+poison pills mean a fault of the environment (no memory, a missing file): then no record is parked.
 
 Source: the guide's Poison Pill Handling (chapters 2 and 13).
 """
@@ -30,17 +30,17 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of the batch in hand."""
+    """The state of the search for poison pills in the current batch."""
 
     batch_id: int
     attempts: int = 0
-    """Tries since it began or since the last search, the current one included."""
+    """Attempts since the batch began or since the last search, the current attempt included."""
     suspects: tuple[Range, ...] | None = None
-    """Ranges still to be tested; None when no search is under way."""
+    """Ranges still to be tested; None if no search is running."""
     testing: Range | None = None
-    """The range under test: if a run finds it here, the test ended the run before."""
+    """The range under test: if a run finds a range here, its test ended the run before."""
     pills: tuple[int, ...] = ()
-    """Hashes of the records found."""
+    """Hashes of the poison pills found."""
     reason: str = "the process died"
     """How the last test failed."""
 
@@ -56,13 +56,13 @@ class Notes(Protocol):
 
 
 class CaseFile:
-    """The note of the batch in hand, beside the stream's checkpoint."""
+    """The stored case of the current batch, in a file next to the stream's checkpoint."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
 
     def begin(self, batch_id: int) -> Case:
-        """Count a try of a batch and return its case."""
+        """Count an attempt of a batch and return the batch's case."""
         text = self._notes.read_text(NOTE)
         stored = json.loads(text) if text else {"batch_id": None}
         if stored["batch_id"] != batch_id:
@@ -82,7 +82,7 @@ class CaseFile:
         return case
 
     def save(self, case: Case) -> None:
-        """Write the case down."""
+        """Store the case."""
         self._notes.write_text(NOTE, json.dumps(dataclasses.asdict(case)))
 
 
@@ -93,17 +93,17 @@ def isolate(
     save: Callable[[Case], None],
     most: int,
 ) -> Case:
-    """Return the case with every pill of the batch found; goes on where a run that died has stopped.
+    """Return the case with every poison pill of the batch; the search continues where a dead run stopped.
 
     Args:
-        case: what is known.
-        bounds: from a range to the lowest and highest hash that records have in it, None without any.
-        failure: processes a range and returns how that failed, None if it didn't.
-        save: writes the case down.
-        most: pills allowed.
+        case: State of the search so far.
+        bounds: Function from a range to the lowest and highest hash of its records, None for a range without records.
+        failure: Function that processes a range and returns the error, None if there is none.
+        save: Function that stores the case.
+        most: Largest allowed number of poison pills.
 
     Raises:
-        DataRefused: there are more; the search starts anew with the next try.
+        DataRefused: there are more poison pills; the next attempt starts the search again.
     """
     if case.suspects is None:
         case = dataclasses.replace(case, suspects=(EVERYTHING,))
@@ -114,10 +114,10 @@ def isolate(
             save(Case(case.batch_id, case.attempts))
             raise DataRefused(
                 f"alert: more than {most} records of batch {case.batch_id} end the task that processes them "
-                f"({case.reason}): look at the environment; nothing was set aside"
+                f"({case.reason}): check the environment; no record was parked"
             )
         if not case.suspects:
-            # The tries count anew: a batch that fails even without these pills is searched again.
+            # Attempts start again at 0: a batch that fails even without these pills is searched again.
             case = dataclasses.replace(case, attempts=0, suspects=None)
             save(case)
             return case
@@ -136,7 +136,7 @@ def isolate(
 
 
 def _narrowed(case: Case, part: Range) -> Case:
-    """Return the case after ``part`` failed: its halves are suspect, or its only record is a pill."""
+    """Return the case after ``part`` failed: its halves are suspects, or its only record is a poison pill."""
     low, high = part
     if low == high:
         return dataclasses.replace(case, testing=None, pills=(*case.pills, low))

@@ -1,22 +1,23 @@
 """Static Late Data Integrator: each run also processes a fixed number of past dates.
 
-Problem: data keeps coming for days after its date. A run for 2024-12-31 with ``--lookback_days 14`` computes that day
-and 12-17 to 12-30 anew; what comes for 12-15 is ignored. The dates belong to the same run: a run of its own for each
-would apply its lookback again.
+Problem: data keeps coming for days after its date. A run for 2024-12-31 with ``--lookback_days 14`` computes this day
+and recomputes 12-17 to 12-30; a row for 12-15 is ignored. One run processes all these dates: a separate run for each
+date would apply its lookback again.
 
-``--strategy`` says when: ``late_first`` (ascending, then the current date; a failure ends the run), ``current_first``
-(the current date is out before the late ones are tried) or ``parallel``. Stateful queries, whose result depends on
-the day before, need ``late_first``. ``--only_changed true`` leaves out the dates whose source has not changed since
-they were processed.
+``--strategy`` sets the order: ``late_first`` (late dates ascending, then the current date; a failure ends the run),
+``current_first`` (the current date is published before the late dates start) or ``parallel``. Stateful queries, whose
+result depends on the day before, need ``late_first``. ``--only_changed true`` leaves out the dates whose source has not
+changed since they were processed.
 
-Guarantee: each date is one commit that replaces its partition of the target, cleared if no row is left, so a run may
-be repeated; other partitions are not touched. The manifest names what was replaced, for consumers. With ``--rejects``
-the rows that came for dates before the lookback are kept in a table of their own, each once (:mod:`.late_rejects`).
+Guarantee: each date is one commit that replaces its partition of the target, or clears it if no row is left, so a run
+may be repeated; other partitions are not touched. The manifest lists the replaced partitions for consumers. With
+``--rejects`` a separate table keeps the rows that came for dates before the lookback, each once (:mod:`.late_rejects`).
 
-A backfill of many dates needs few runs, as each covers its lookback: ``--backfill_from`` prints them, and runs none.
+A backfill of many dates needs few runs, because each run covers its lookback: ``--backfill_from`` prints the runs and
+starts none.
 
-Cost: the query once a date; ``only_changed`` reads the Delta log entries since the oldest processed date, ``rejects``
-those since the last run and two versions of each older partition that has changed.
+Cost: the query runs once per date. ``only_changed`` reads the Delta log entries since the oldest processed date;
+``rejects`` reads the log entries since the last run and two versions of each older partition that has changed.
 
 Run::
 
@@ -59,23 +60,23 @@ class Parameters(DateQuery):
     date: str
     """Date to process, such as 2024-12-31."""
     lookback_days: int = 15
-    """How many dates before it are processed too."""
+    """Number of dates before the date that are processed too (default 15)."""
     strategy: Literal["late_first", "current_first", "parallel"] = "late_first"
-    """Order of the late dates and the current one."""
+    """Order of the late dates and the current date (default late_first)."""
     stateful: bool = False
     """Whether a date's result depends on the date before it."""
     only_changed: bool = False
     """Whether to leave out late dates whose source has not changed since they were processed."""
     parallel_dates: int = 2
-    """How many dates the strategy parallel processes at a time."""
+    """Number of dates that the strategy parallel processes at a time (default 2)."""
     manifest: str | None = None
     """Folder for the list of replaced partitions."""
     rejects: str | None = None
-    """Delta table, by path or catalog name, that keeps rows that came for dates before the lookback; made if absent."""
+    """Delta table (name or path) that keeps rows that came for dates before the lookback; created if absent."""
     run_id: str | None = None
-    """Name of the run; by default a new one."""
+    """Name of the run; by default a new name."""
     backfill_from: str | None = None
-    """Only report the runs that a backfill from this date to date needs."""
+    """First date of a backfill up to date; with it the job only reports the runs that the backfill needs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,7 +89,7 @@ class Parameters(DateQuery):
         if self.stateful and self.strategy != "late_first":
             raise WrongUse(
                 f"a stateful query can't have the strategy {self.strategy}: the current date is computed from the "
-                "corrected ones before it; use late_first"
+                "corrected dates before it; use late_first"
             )
         require_at_least(2, parallel_dates=self.parallel_dates)
         if self.rejects in (self.source, self.target):
@@ -96,10 +97,10 @@ class Parameters(DateQuery):
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Process the dates and report what was replaced.
+    """Process the dates and report the replaced partitions.
 
     Raises:
-        JobFailed: a date failed; the others are published as far as the strategy lets them.
+        JobFailed: a date failed; other dates are published as far as the strategy allows.
         NotReady: there is no source table.
         WrongUse: a table isn't partitioned by the column, or the query can't be used.
     """
@@ -124,8 +125,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             spark, params.manifest, run_id=run_id, date=params.date, target=params.target, trace=trace
         )
     trace.require_success()
-    # A failed date may be before the next run's lookback, so that only a run without failures rejects; neither does one
-    # of a date in the past, as what is before its lookback isn't all that is before that of the newest run.
+    # Only a run without failures rejects, because a failed date may be before the next run's lookback. A run of a past
+    # date doesn't reject, because its lookback begins earlier than the newest run's lookback.
     read_versions = processor.read_versions()
     if params.rejects is not None and max(read_versions) <= params.date:
         report["rejected"] = reject_rows(
@@ -144,7 +145,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 def order(
     params: Parameters, late: Sequence[str], process: Callable[[str], None], failed: Callable[[], bool]
 ) -> None:
-    """Call ``process`` for each date as the strategy has it; ``failed`` tells whether one has failed so far."""
+    """Call ``process`` for each date in the strategy's order; ``failed`` returns whether a date has failed so far."""
     if params.strategy == "late_first":
         for date in (*late, params.date):
             process(date)
@@ -155,12 +156,12 @@ def order(
             process(date)
     else:
         with ThreadPoolExecutor(params.parallel_dates) as pool:
-            # Current date first in the queue: it and a late one start without waiting for each other.
+            # The current date is first in the queue: it and a late date start without waiting for each other.
             list(pool.map(process, (params.date, *late)))
 
 
 def backfill(first: str, last: str, days: int) -> dict[str, Any]:
-    """Report the runs that process each date from ``first`` to ``last``, and the dates that these leave out."""
+    """Return the runs that process each date from ``first`` to ``last``, and the dates that these runs leave out."""
     runs = backfill_runs(first, last, days)
     return {
         "runs": [{"date": planned.date, "covers": list(planned.covers)} for planned in runs],
@@ -169,10 +170,10 @@ def backfill(first: str, last: str, days: int) -> dict[str, Any]:
 
 
 def _changed(processor: DateProcessor, lookback: Sequence[str], params: Parameters) -> list[str]:
-    """Return the dates with new data; for a stateful query all dates from the first such on."""
+    """Return the dates with new data; for a stateful query, all dates from the first date with new data on."""
     read = {date: version for date, version in processor.read_versions().items() if date in lookback}
     changed = processor.changes(after=min(read.values())) if read else {}
-    # A date that was never processed counts as changed: that it has no data is found by processing it, once.
+    # A date that was never processed counts as changed: processing it once shows whether it has data.
     unknown = processor.source_version
     partitions = {date: Partition(changed.get(date, unknown if date not in read else None), read.get(date))
                   for date in lookback}  # fmt: skip

@@ -1,14 +1,13 @@
-"""How a watermark moves: what has been seen of each partition, and the one time that this makes of it.
+"""Watermarks: compute one watermark from the latest event time of each partition.
 
-A watermark is the earliest event time that still counts as on time: the event time that a source has come to, less
-an allowed lateness. Two rules keep it sound:
+A watermark is the earliest event time that still counts as on time: a source's high-water mark of event time minus an
+allowed lateness. Two rules keep it correct:
 
-* within a partition the **latest** event time counts. The earliest would be stuck in the past with the first late
-  record, and going back would open again what is closed;
-* the watermark never goes back, whatever the partitions say.
+* within a partition the **latest** event time counts. The earliest would stay in the past with the first late record;
+* the watermark never goes back, because a lower watermark would open closed windows again.
 
-Over partitions, and over sources, either may decide: ``min`` follows the slowest (more counts as on time, more is
-kept open), ``max`` the fastest (the records of slow partitions are late). Nothing here knows of Spark.
+Across partitions, and across sources, ``min`` follows the slowest (more records are on time, more windows stay open),
+and ``max`` follows the fastest (the records of slow partitions are late). This module doesn't use Spark.
 
 Source: Data Engineering Design Patterns, chapter 3, Late Data Detector.
 """
@@ -23,57 +22,57 @@ from typing import Any, Literal
 
 Combine = Literal["min", "max"]
 Partition = tuple[str | None, str | None]
-"""Name of the source, and of the partition within it; None where the data names none."""
+"""Name of the source, and of the partition within the source; None if the data has no such name."""
 
 _COMBINE = {"min": min, "max": max}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one partition has come."""
+    """The high-water mark of one partition."""
 
     event_at: dt.datetime
-    """Latest event time seen in it."""
+    """Latest event time of the partition."""
     seen_at: dt.datetime
-    """Processing time of the last batch with records of it."""
+    """Processing time of the last batch with records of the partition."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What makes one watermark of the partitions' progress."""
+    """The rules that compute one watermark from the partitions' progress."""
 
     allowed_lateness: dt.timedelta
-    """How long after the event time that a source has come to a record may still come."""
+    """Time by which a record may be behind the source's high-water mark and still be on time."""
     within: Combine = "min"
-    """Which partition of a source decides."""
+    """Partition of a source that decides: the slowest (min, default) or the fastest (max)."""
     across: Combine = "min"
-    """Which source decides."""
+    """Source that decides: the slowest (min, default) or the fastest (max)."""
     idle_after: dt.timedelta | None = None
-    """Processing time without records after which a partition decides nothing; None waits for it for ever."""
+    """Processing time without records after which a partition is left out; None (default) waits for it for ever."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What is known after a batch; the next one is judged by its watermark."""
+    """The state after a batch; its watermark splits the next batch."""
 
     watermark: dt.datetime | None = None
-    """None before the first record: everything is on time."""
+    """None before the first record: all records are on time."""
     partitions: Mapping[Partition, Progress] = field(default_factory=dict)
 
 
 def is_late(event_at: Any, watermark: Any) -> Any:
-    """Return whether an event is late; on the watermark it is on time. Both are times, or Spark columns."""
+    """Return whether an event is late; an event at the watermark is on time. Both are times, or Spark columns."""
     return event_at < watermark
 
 
 def advance(state: State, latest: Mapping[Partition, dt.datetime], policy: Policy, now: dt.datetime) -> State:
-    """Return the state after a batch: no partition and not the watermark goes back.
+    """Return the state after a batch; neither a partition nor the watermark goes back.
 
     Args:
-        state: the state before the batch, by whose watermark the batch itself is judged.
-        latest: the latest event time of each partition that the batch holds records of.
-        policy: which partition decides.
-        now: processing time of the batch.
+        state: State before the batch, whose watermark splits the batch.
+        latest: Latest event time of each partition with records in the batch.
+        policy: Rules that compute the watermark.
+        now: Processing time of the batch.
     """
     partitions = dict(state.partitions)
     for partition, event_at in latest.items():
@@ -89,7 +88,7 @@ def advance(state: State, latest: Mapping[Partition, dt.datetime], policy: Polic
 def reached_time(
     partitions: Mapping[Partition, Progress], policy: Policy, now: dt.datetime
 ) -> dt.datetime | None:
-    """Return the event time that all partitions together have come to; None if all are idle, or there is none."""
+    """Return the high-water mark of all partitions together; None if all are idle, or there is no partition."""
     sources = defaultdict(list)
     for (source, _), progress in partitions.items():
         if policy.idle_after is None or now - progress.seen_at <= policy.idle_after:

@@ -242,6 +242,6 @@ def test_a_version_that_is_gone_is_refused(march: Visits) -> None:
     march.sql("delete from {} where event_date = '2024-03-08'")
     with setting(march.spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
         march.sql("vacuum {} retain 0 hours")
-    with pytest.raises(JobFailed, match="begin anew with another table as rejects"):
+    with pytest.raises(JobFailed, match="start again with another table as rejects"):
         march.reprocess("2024-03-14")
     assert march.reprocess("2024-03-14", rejects=march.path("others"))["rejected"] == {}

@@ -98,7 +98,7 @@ def test_a_large_batch_needs_few_tests() -> None:
 @pytest.mark.parametrize("kills", [False, True], ids=["raises", "kills"])
 def test_more_pills_than_allowed_are_the_environment_s_fault(kills: bool) -> None:
     batch = Batch(HASHES, set(HASHES), kills)
-    with pytest.raises(DataRefused, match=r"alert: more than 3 records of batch 5 .*; nothing was set aside"):
+    with pytest.raises(DataRefused, match=r"alert: more than 3 records of batch 5 .*; no record was parked"):
         batch.runs()
     batch.pills = set()
     assert batch.search().pills == (), "the search begins anew, and the environment is well again"
