@@ -1,13 +1,14 @@
 """Circuit Breaker: a dependency that keeps failing isn't called for a while, then one call probes whether it is back.
 
-*Closed*, calls pass and their outcomes are kept for a sliding window. When the last ``failures_in_a_row`` calls have
-failed, or a share of ``failure_rate`` of at least ``minimum_calls``, the circuit *opens*: calls are rejected with
-:class:`CircuitOpen`, the dependency is left alone. After ``open_seconds`` it is *half open*: exactly one caller may
-probe. Its success closes the circuit and forgets the window, its failure opens the circuit for as long again.
+While the circuit is *closed*, calls pass and their outcomes are kept for a sliding window. If the last
+``failures_in_a_row`` calls have failed, or a share of ``failure_rate`` of at least ``minimum_calls``, the circuit
+*opens*: calls are rejected with :class:`CircuitOpen`, and the dependency isn't called. After ``open_seconds`` the
+circuit is *half open*: exactly one caller may probe. A successful probe closes the circuit and clears the window; a
+failed probe opens the circuit for the same time again.
 
-The state is one JSON file for each circuit, changed under a lock: it survives the process, and all processes of a
-machine share it. Calls run outside of the lock. An error that is the caller's own fault (permanent, as
-:func:`python_jobs.shared.core.retry.classify` has it) says nothing of the dependency and is not counted.
+The state is one JSON file for each circuit, changed under a lock: it outlives the process, and all processes of a
+machine share it. Calls run outside of the lock. An error that is the caller's own fault (permanent by
+:func:`python_jobs.shared.core.retry.classify`) says nothing about the dependency and is not counted.
 
 In a Spark job guard calls on the driver: executors on other machines don't see the file.
 
@@ -43,11 +44,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class CircuitOpen(NotReady):
-    """The call was rejected and the dependency not touched."""
+    """The call was rejected, and the dependency wasn't called."""
 
 
 class State(enum.StrEnum):
-    """What a circuit does with the next call."""
+    """The state of a circuit, which decides on the next call."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -56,18 +57,18 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True)
 class BreakerPolicy:
-    """When a circuit opens, and for how long."""
+    """The rules by which a circuit opens, and for how long."""
 
     failures_in_a_row: int = 5
-    """Failures without a success between them that open it."""
+    """Failures without a success between them that open the circuit."""
     failure_rate: float = 0.5
-    """Share of failed calls that opens it (0.5 = 50 %), however they are mixed with successes."""
+    """Share of failed calls that opens the circuit (0.5 = 50 %), in any order of failures and successes."""
     minimum_calls: int = 20
-    """Fewest calls in the window for that share to count."""
+    """Number of calls in the window from which the share is checked."""
     window_seconds: float = 600
-    """How long an outcome is remembered."""
+    """Seconds for which an outcome is kept."""
     open_seconds: float = 60
-    """Time without calls before a probe; also how long a probe may be unanswered before there is another one."""
+    """Seconds without calls before a probe; also the seconds after which an unanswered probe expires."""
 
     def __post_init__(self) -> None:
         require_at_least(1, failures_in_a_row=self.failures_in_a_row, minimum_calls=self.minimum_calls)
@@ -80,32 +81,32 @@ class BreakerPolicy:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one call ended."""
+    """The outcome of one call."""
 
     at: float
     """Seconds since 1970."""
     ok: bool
     subject: str | None = None
-    """What the call was about; a later outcome of the same subject replaces this one."""
+    """Subject of the call; a later outcome of the same subject replaces this one."""
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """All that is known of one circuit, as its file holds it."""
+    """The content of one circuit's file."""
 
     state: State = State.CLOSED
     changed_at: float | None = None
-    """When the state changed last."""
+    """Time of the last change of the state."""
     retry_at: float | None = None
-    """Open: when a probe may go. Half open: when the probe is given up. Closed: None."""
+    """Open: time from which a probe is allowed. Half open: time when the probe expires. Closed: None."""
     reason: str | None = None
-    """What opened it last."""
+    """Reason of the last opening."""
     openings: int = 0
-    """How often it went from closed to open: the number of alerts."""
+    """Number of changes from closed to open, which is the number of alerts."""
     transitions: int = 0
-    """How often the state changed."""
+    """Number of changes of the state."""
     probe: str | None = None
-    """Id of the probe under way."""
+    """Id of the running probe."""
     outcomes: tuple[Outcome, ...] = ()
     """Outcomes in the window, oldest first."""
     pending: tuple[str, ...] = ()
@@ -120,18 +121,18 @@ class Circuit:
 
 @dataclass(frozen=True)
 class Permit:
-    """Leave to make one call."""
+    """Permission for one call."""
 
     probe: str | None = None
     """Id of the probe, None for a call of a closed circuit."""
 
 
 def admit(circuit: Circuit, now: float, policy: BreakerPolicy) -> tuple[Circuit, Permit | None]:
-    """Return the circuit after somebody asked to call, and the permit, None if the call is rejected."""
+    """Return the circuit after a request to call, and the permit; the permit is None if the call is rejected."""
     if circuit.state is State.CLOSED:
         return circuit, Permit()
     assert circuit.retry_at is not None
-    # If the clock was set back, nobody waits longer than a whole pause from now.
+    # If the clock was set back, no caller waits longer than open_seconds from now.
     retry_at = min(circuit.retry_at, now + policy.open_seconds)
     if now < retry_at:
         return dataclasses.replace(circuit, retry_at=retry_at), None
@@ -149,7 +150,7 @@ def record(
     reason: str = "",
     subject: str | None = None,
 ) -> Circuit:
-    """Return the circuit after a call has ended; ``ok`` None says that its end tells nothing of the dependency."""
+    """Return the circuit after a call has ended; ``ok`` None means that the end says nothing about the dependency."""
     if circuit.state is State.CLOSED:
         if ok is None or permit.probe is not None:
             return circuit
@@ -166,7 +167,7 @@ def record(
             State.OPEN, now, retry_at=now + policy.open_seconds, reason=reason, openings=circuit.openings + 1
         )
     if permit.probe is None or permit.probe != circuit.probe:
-        return circuit  # it began before the circuit opened, or was given up: others decide
+        return circuit  # the call began before the circuit opened, or expired: other calls decide
     if ok:
         return circuit.to(State.CLOSED, now, retry_at=None, outcomes=())
     wait = 0 if ok is None else policy.open_seconds
@@ -182,7 +183,7 @@ def _must_open(outcomes: tuple[Outcome, ...], policy: BreakerPolicy) -> bool:
 
 
 class CircuitFile:
-    """The file of one circuit: ``<folder>/<name>.json``, one line, replaced whole under a lock."""
+    """The file of one circuit: ``<folder>/<name>.json``, one line, replaced as a whole under a lock."""
 
     def __init__(self, folder: str | Path, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][\w=-]*", name):
@@ -212,13 +213,13 @@ class CircuitFile:
         except FileNotFoundError:
             return Circuit()
         except (ValueError, KeyError, TypeError) as failure:
-            # A circuit of unknown state must neither let calls through nor be made anew in silence.
+            # A circuit of unknown state must neither allow calls nor be silently recreated.
             raise JobFailed(
-                f"the circuit's file {self.path} can't be read ({type(failure).__name__}); mend or remove it"
+                f"the circuit's file {self.path} can't be read ({type(failure).__name__}); repair or remove it"
             ) from None
 
     def change(self, function: Callable[[Circuit], tuple[Circuit, Result]]) -> Result:
-        """Replace the circuit by what ``function`` makes of it, as one step; return its second result."""
+        """Replace the circuit by the one that ``function`` returns, in one step; return the second result."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(self.path.with_name(f".{self.name}.lock"), timeout=_LOCK_SECONDS):
             before = self.read()
@@ -258,21 +259,21 @@ class Answer(Generic[Result]):
 
     value: Result
     stale: bool
-    """Whether it is the last good value, because the dependency gave none now."""
+    """Whether the value is the last good one, because the dependency returned no value now."""
     read_at: float
-    """When the dependency gave it, seconds since 1970."""
+    """Time when the dependency returned the value, in seconds since 1970."""
 
 
 class CircuitBreaker:
     """Guards the calls to one dependency, or to one partition of it; threads and processes may share it.
 
     Args:
-        name: name of the dependency, part of the file's name.
-        folder: folder of the circuits' files.
-        policy: when to open.
-        classifier: from an error to its class; permanent ones are not counted.
-        clock: seconds since 1970; as the file outlives the machine's uptime, a monotonic clock can't serve. A clock
-            that is set back makes nobody wait longer than ``open_seconds``.
+        name: Name of the dependency, part of the file's name.
+        folder: Folder of the circuits' files.
+        policy: Rules by which the circuit opens.
+        classifier: Function from an error to its class; permanent errors are not counted.
+        clock: Function that returns seconds since 1970. A monotonic clock can't be used, because the file outlives a
+            restart of the machine. If the clock is set back, no caller waits longer than ``open_seconds``.
     """
 
     def __init__(
@@ -293,13 +294,13 @@ class CircuitBreaker:
     def call(
         self, operation: Callable[[], Result], failed: Callable[[Result], bool] = lambda result: False
     ) -> Result:
-        """Return what ``operation`` returns, if it may be called.
+        """Return the result of ``operation`` if the circuit allows the call.
 
-        ``failed`` says which results are failures, such as an HTTP answer of 500, which is no exception.
+        ``failed`` returns whether a result is a failure, such as an HTTP answer of 500, which is not an exception.
 
         Raises:
-            CircuitOpen: it may not.
-            Exception: what the operation raised.
+            CircuitOpen: the circuit rejects the call.
+            Exception: the operation's error.
         """
         permit = self.admit()
         try:
@@ -337,7 +338,7 @@ class CircuitBreaker:
         """Return the permit for one call, whose end must be given to :meth:`record`.
 
         Raises:
-            CircuitOpen: the circuit is open, or another caller's probe is under way.
+            CircuitOpen: the circuit is open, or another caller's probe is running.
         """
 
         def ask(circuit: Circuit) -> tuple[Circuit, tuple[Circuit, Permit | None]]:
@@ -356,7 +357,7 @@ class CircuitBreaker:
     def record(
         self, permit: Permit, ok: bool | None, reason: str = "", subject: str | None = None
     ) -> Circuit:
-        """Take down how a call ended: good, failed, or (None) in a way that tells nothing of the dependency."""
+        """Record the end of a call: good, failed, or None for an end that says nothing about the dependency."""
 
         def take_down(circuit: Circuit) -> tuple[Circuit, Circuit]:
             after = record(circuit, permit, ok, self._clock(), self.policy, reason, subject)
@@ -365,7 +366,7 @@ class CircuitBreaker:
         return self.file.change(take_down)
 
     def reset(self) -> None:
-        """Close the circuit by hand and forget the window; what is owed stays owed."""
+        """Close the circuit and clear the window; owed slices stay owed."""
 
         def close(circuit: Circuit) -> tuple[Circuit, None]:
             if circuit.state is State.CLOSED:

@@ -1,25 +1,25 @@
-"""Late Data Detector: each record of a stream is on time or late, by a watermark that no restart changes.
+"""Late Data Detector: split a stream's records into on time and late, by a watermark that no restart changes.
 
-Structured Streaming knows which rows are late only inside a stateful operator, and drops them there. This job splits
-a Delta table's stream before anything is lost:
+Structured Streaming detects late rows only inside a stateful operator, and drops them there. This job splits
+a Delta table's stream before a row is dropped:
 
 * ``--on_time`` and ``--late``: every source column, ``event_at`` (the event time as a timestamp), ``is_late``, the
-  ``watermark`` that the row was judged by, ``processed_at`` and ``delay_seconds`` (``processed_at`` − ``event_at``);
-* ``--dead_letter``: records without a readable event time, or with one in the future, which would push the watermark
-  on and make everything else late; the columns are those of the Dead-Letter job;
-* ``--watermarks``: one row a batch: the watermark before and after it, the progress of each source partition, the
-  counts, and the processing time.
+  ``watermark`` before the row's batch, ``processed_at`` and ``delay_seconds`` (``processed_at`` − ``event_at``);
+* ``--dead_letter``: records without a readable event time, or with an event time in the future, which would move the
+  watermark and make all other records late; the columns are those of the Dead-Letter job;
+* ``--watermarks``: one row per batch: the watermark before and after the batch, the progress of each source partition,
+  the counts, and the processing time.
 
-The watermark is the event time that the partitions have come to (:mod:`.watermarks`) less ``--allowed_lateness``.
-A batch is judged by the watermark before it, never by the one that its own records make. A record on the watermark is
-on time.
+The watermark is the partitions' high-water mark of event time (:mod:`.watermarks`) minus ``--allowed_lateness``.
+A batch is split by the watermark before the batch, never by a watermark that includes its own records. A record at the
+watermark is on time.
 
 Guarantee: records read = on time + late + dead-lettered, in every batch. The row in ``--watermarks`` is written
-first, then the tables, each with the batch's transaction id: a batch that runs again, after an error or a kill at any
-point, finds the watermark and the processing time of its first try, and adds nothing twice.
+first, then the tables, each with the batch's transaction id: a batch that is rerun, after an error or a kill at any
+point, uses the watermark and the processing time of its first attempt, and adds nothing twice.
 
-Cost: the event time and the partition are read once more than the record; late and dead rows, if there are any, are
-selected by another pass over the batch.
+Cost: the event time and the partition are read once more than the record; late rows and dead letters, if there are any,
+are selected by another pass over the batch.
 
 Submit (available data, then stop)::
 
@@ -100,23 +100,23 @@ class Parameters(DeadLetterStream):
     watermarks: str
     """Delta table (name or path) with the watermark of each batch; created when absent."""
     checkpoint: str
-    """Folder of the stream's progress: one for each set of tables, kept as long as they are."""
+    """Folder of the stream's progress: one for each set of tables, kept as long as these tables."""
     allowed_lateness: str
-    """How late a record may be, such as "30 minutes"; the macro recommended_watermark_delay measures it."""
+    """Largest lateness of a record on time, such as "30 minutes"; measure it with recommended_watermark_delay."""
     event_time: str = "event_time"
     """SQL expression of the event time: a timestamp, a date, or a text in ISO 8601 (without offset: UTC)."""
     source_column: str | None = None
     """Column with the source of a record, such as topic; by default all records have one source."""
     partition_column: str | None = None
-    """Column with the partition of its source, such as partition; by default a source has one."""
+    """Column with the partition within the source, such as partition; by default a source has one partition."""
     within: Combine = "min"
-    """Which partition of a source decides: the slowest (min) or the fastest (max)."""
+    """Partition of a source that decides: the slowest (min) or the fastest (max)."""
     across: Combine = "min"
-    """Which source decides."""
+    """Source that decides: the slowest (min) or the fastest (max)."""
     idle_after: str | None = None
-    """Processing time without records after which a partition decides nothing; by default it is waited for."""
+    """Processing time without records after which a partition is left out; by default it is waited for."""
     max_future: str = "1 hour"
-    """How far an event time may be ahead of the processing time; beyond it the record is a dead letter."""
+    """Time by which an event time may be ahead of the processing time; a later one makes a dead letter."""
     job_name: str = "late_data_detector"
     """Name of the job in the dead letters."""
 
@@ -131,14 +131,14 @@ class Parameters(DeadLetterStream):
 
     @property
     def policy(self) -> Policy:
-        """What makes one watermark of the partitions' progress."""
+        """Return the rules that compute one watermark from the partitions' progress."""
         idle_after = None if self.idle_after is None else parse_duration(self.idle_after)
         return Policy(parse_duration(self.allowed_lateness), self.within, self.across, idle_after)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What was decided of one batch before anything of it was written: its row in the watermarks table."""
+    """The decision on one batch, made before the batch is written: its row in the watermarks table."""
 
     batch_id: int
     processed_at: dt.datetime
@@ -150,11 +150,11 @@ class Batch:
 
     @property
     def on_time(self) -> int:
-        """Records that are neither late nor dead."""
+        """Return the number of records that are neither late nor dead."""
         return self.read - self.late - self.dead
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the batch as the report and the commits of the on-time table carry it."""
+        """Return the batch as the report and the commits of the on-time table contain it."""
         watermark, before = self.after.watermark, self.input_watermark
         return {
             "batch_id": self.batch_id,
@@ -211,7 +211,7 @@ class Batch:
 
 
 def _literal(moment: dt.datetime | None) -> Column:
-    """Return the time as a literal; without one, NULL."""
+    """Return the time as a literal, NULL for None."""
     return F.lit(None).cast("timestamp") if moment is None else F.timestamp_micros(F.lit(to_micros(moment)))
 
 
@@ -222,7 +222,7 @@ def judged(
     processed_at: dt.datetime,
     max_future: dt.timedelta,
 ) -> DataFrame:
-    """Return the rows with :data:`JUDGEMENT_COLUMNS`, and with the error of those that can't be judged.
+    """Return the rows with :data:`JUDGEMENT_COLUMNS`, and with the error of rows without a usable event time.
 
     Raises:
         WrongUse: the event time is neither a time nor a text.
@@ -279,7 +279,7 @@ def outcome(judged_rows: DataFrame, record_columns: list[str], late: bool) -> Da
 
 
 class Splitter(BatchFunction):
-    """The ``foreachBatch`` function of the job: decide, note the decision, write the three tables.
+    """The ``foreachBatch`` function of the job: decide, record the decision, write the three tables.
 
     Args:
         writer_id: Delta ``txnAppId`` of this checkpoint.
@@ -289,7 +289,7 @@ class Splitter(BatchFunction):
         self._spark, self._params, self._writer_id = spark, params, writer_id
         self._max_future = parse_duration(params.max_future)
         self._last: Batch | None = None
-        # Only what a report looks back on: a continuous job runs for months.
+        # Only the batches that a report needs: a continuous job runs for months.
         self.batches: deque[Batch] = deque(maxlen=100)
         self.read = self.late = self.dead = 0
 
@@ -308,7 +308,7 @@ class Splitter(BatchFunction):
         )
 
     def _decided(self, batch_id: int) -> Batch | None:
-        """Return what an earlier try decided of the batch; the state of the batch before is found on the way."""
+        """Return the decision of an earlier attempt of the batch, None without one; also load the state before it."""
         if self._last is None:
             watermarks = read_table(self._spark, self._params.watermarks)
             self._last = Batch.newest(watermarks, self._writer_id, up_to=batch_id)
@@ -392,7 +392,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Spli
     contract = {"job": "late_data_detector"} | {
         role: table_id(spark, table) for role, table in tables.items()
     }
-    # A batch's row is written before anything else of it.
+    # A batch's row is written before its other tables.
     writer_id = claim(spark, params.checkpoint, contract, [params.watermarks], params.start_over)
     splitter = Splitter(spark, params, writer_id)
     query = start_stream(
@@ -405,7 +405,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """Run the query to its end and report the batches.
 
     Raises:
-        JobFailed: Spark ended the query for a reason a person can mend.
+        JobFailed: Spark ended the query for a reason that a person can fix.
     """
     query, splitter = start(spark, params)
     await_end(query, splitter, params.source)

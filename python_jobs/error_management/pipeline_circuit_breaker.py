@@ -1,19 +1,21 @@
-"""Circuit Breaker for Data Pipelines: a source that delivers rubbish isn't read for a while, then one slice probes it.
+"""Circuit Breaker for Data Pipelines: a source with bad data isn't read for a while, then one slice probes the source.
 
-Guards the command that loads one slice (hour or day) of a source, any ``spark-submit`` or ``dbt`` call, by its exit
-code: 0 is good, 1 (failed) and 3 (data refused by an audit) are failures, 2 (wrong use) and 4 (not ready yet) say
-nothing of the source. An hourly run is a process of its own, so the state is kept in the circuit's file
-(:mod:`.circuit_breaker`); a failure is a failed *slice*, so that one bad file tried ten times opens nothing.
+The job runs the command that loads one slice (hour or day) of a source, any ``spark-submit`` or ``dbt`` call, and reads
+its exit code: 0 is good; 1 (failed) and 3 (data refused by an audit) are failures; 2 (wrong use) and 4 (not ready yet)
+say nothing about the source. Each hourly run is a separate process, so the circuit's file keeps the state
+(:mod:`.circuit_breaker`). A failure is a failed *slice*, so one bad file that is retried ten times doesn't open the
+circuit.
 
-Each run owes its slice until the command has exited with 0. Open: no command is started, exit code 4, nothing is
-published, readers keep the last good tables. After ``--open_seconds`` the oldest owed slice is the probe; if it is
-good the circuit closes and the others follow in order, so that there is no gap. Other sources have circuits of their
-own.
+A slice is owed until the command has exited with 0. While the circuit is open, no command is started, the job ends with
+exit code 4, nothing is published, and readers keep the last good tables. After ``--open_seconds`` the oldest owed slice
+is the probe; if it is good, the circuit closes and the other slices follow in order, without a gap. Each source has a
+separate circuit.
 
-Guarantee: a slice is done in order and never given up, except by ``--action skip``; one run of a source at a time.
-A run that dies between the command's end and the note of it does that slice again: the command must be idempotent.
+Guarantee: slices are loaded in order, and only ``--action skip`` gives up a slice; one run of a source at a time.
+If a run dies after the command's end and before the end is recorded, the slice is loaded again: the command must be
+idempotent.
 
-Run (in the place of the plain command)::
+Run (instead of the plain command)::
 
     python -m python_jobs.error_management.pipeline_circuit_breaker \
         --circuits lakehouse/circuits --source visits --slice 2024-03-01T10 \
@@ -55,7 +57,7 @@ _DAY_OR_HOUR = {10: "day", 13: "hour"}
 
 @dataclass(frozen=True)
 class Parameters(Clocked):
-    """Load a slice of a source, unless the source has failed lately; then load what was missed."""
+    """Load a slice of a source and the missed slices before it, unless the source's circuit is open."""
 
     circuits: str
     """Local folder of the circuits' files, shared by all runs."""
@@ -66,21 +68,21 @@ class Parameters(Clocked):
     command: list[str] = dataclasses.field(default_factory=list)
     """Command for one slice; {slice}, {from} and {to} stand for it and its bounds."""
     action: Literal["run", "status", "reset", "skip"] = "run"
-    """run: load; status: only report; reset: close the circuit by hand; skip: stop to owe a slice."""
+    """run: load; status: only report; reset: close the circuit; skip: give up an owed slice."""
     failed_slices: int = 3
     """Failed slices in a row that open the circuit."""
     failure_rate: float = 0.5
-    """Share of failed slices in the window that opens it."""
+    """Share of failed slices in the window that opens the circuit (0.5 = 50 %)."""
     minimum_slices: int = 10
-    """Fewest slices in the window for that share to count."""
+    """Number of slices in the window from which the share is checked."""
     window_seconds: float = 7 * 86400
-    """How long an outcome is remembered."""
+    """Seconds for which an outcome is kept (default 7 days)."""
     open_seconds: float = 300
-    """Time without reading the source before a probe."""
+    """Seconds without reading the source before a probe."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Before the policy, which has other names for them.
+        # Checked before the policy, whose fields have other names.
         require_at_least(1, failed_slices=self.failed_slices, minimum_slices=self.minimum_slices)
         self.policy()
         if self.action in ("run", "skip"):
@@ -95,7 +97,7 @@ class Parameters(Clocked):
                     raise WrongUse(f"the command names {{{name}}}; allowed are slice, from and to")
 
     def policy(self) -> BreakerPolicy:
-        """Return when the circuit opens; its calls are slices."""
+        """Return the rules by which the circuit opens; its calls are slices."""
         return BreakerPolicy(
             failures_in_a_row=self.failed_slices,
             failure_rate=self.failure_rate,
@@ -106,22 +108,22 @@ class Parameters(Clocked):
 
 
 def execute(command: Sequence[str]) -> int:
-    """Run a command whose report does not become ours: the last line of standard output is this job's."""
+    """Run a command and return its exit code; its output doesn't replace this job's report on standard output."""
     return subprocess.call(command, stdout=sys.stderr, stdin=subprocess.DEVNULL)
 
 
 def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -> dict[str, Any]:
-    """Do the action and report the circuit and the slices done.
+    """Run the action and return the circuit and the loaded slices.
 
     Args:
-        params: the job's parameters.
-        execute: runs a command and returns its exit code.
+        params: Parameters of the job.
+        execute: Function that runs a command and returns its exit code.
 
     Raises:
-        NotReady: the circuit is open, another run of the source is at work, or the command says not ready.
+        NotReady: the circuit is open, another run of the source is running, or the command ended with exit code 4.
         DataRefused: the command refused the data of a slice.
         JobFailed: the command failed.
-        WrongUse: the command says so.
+        WrongUse: the command ended with exit code 2.
     """
     breaker = CircuitBreaker(
         params.source, params.circuits, params.policy(), clock=lambda: params.processing_time().timestamp()
@@ -149,7 +151,7 @@ def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -
 
 
 def _load(breaker: CircuitBreaker, params: Parameters, execute: Callable[[Sequence[str]], int]) -> list[str]:
-    """Run the command for each owed slice in order, as long as the circuit lets it; return the done ones."""
+    """Run the command for each owed slice in order, as long as the circuit allows it; return the loaded slices."""
     lock = filelock.FileLock(Path(params.circuits) / f".{params.source}.run.lock", timeout=0)
     try:
         lock.acquire()
@@ -165,7 +167,7 @@ def _load(breaker: CircuitBreaker, params: Parameters, execute: Callable[[Sequen
                 permit = breaker.admit()
             except CircuitOpen:
                 if failed:
-                    break  # it opened just now: the failure is what the caller has to hear of
+                    break  # the circuit has just opened: raise the slice's failure, not CircuitOpen
                 raise
             command = _command(params.command, owed)
             try:
@@ -212,7 +214,7 @@ def _settle(breaker: CircuitBreaker, owed: str) -> None:
 
 
 def _interval(owed: str) -> tuple[Interval, str]:
-    """Return a slice's bounds and its unit; a text of another length is refused, as order goes by text."""
+    """Return a slice's bounds and its unit; a text of another length is refused, because slices are sorted as texts."""
     start = parse_time(owed)
     unit = _DAY_OR_HOUR.get(len(owed))
     if unit is None or f"{start:{_FORMATS[unit]}}" != owed:

@@ -1,22 +1,22 @@
-"""Windowed Counter: events by tumbling window with Spark's own watermark, and what it dropped made visible.
+"""Windowed Counter: count events by tumbling window with Spark's own watermark, and report the dropped rows.
 
-Spark's watermark is the latest event time of all partitions less ``--delay``. It moves between micro-batches; when it
-reaches the end of a window the window is closed, and a later event of it is dropped without a word. The job reports
-each batch's watermark and the rows dropped (``numRowsDroppedByWatermark``), and exits with 3 when a run dropped more
-than ``--max_dropped``: then use the Late Data Detector before it, or a longer delay.
+Spark's watermark is the latest event time of all partitions minus ``--delay``. It moves between micro-batches. When it
+reaches the end of a window, the window is closed, and Spark silently drops a later event of the window. The job reports
+each batch's watermark and the dropped rows (``numRowsDroppedByWatermark``), and exits with 3 if a run dropped more
+than ``--max_dropped``: then run the Late Data Detector before this job, or use a longer delay.
 
-``--output_mode`` says when a window is written: ``append`` once, when it is closed; ``update`` with its first events,
-and again with each batch that changes its count. Then ``--delay`` is how long late events may still revise a window,
-and the table has the number of its ``revision`` (1 at first), the time of it (``revised_at``) and the window's date, by
-which it is partitioned: consumers must take revisions.
+``--output_mode`` sets when a window is written: ``append`` writes it once, when it is closed; ``update`` writes it with
+its first events, and again with each batch that changes its count. With ``update``, late events may revise a window
+until ``--delay`` is over. The table then has the ``revision`` (1 at first), its time (``revised_at``) and the window's
+date, by which the table is partitioned; consumers must accept revisions.
 
 Spark counts the dropped rows after each task has counted its own events by window: late events of one window and task
-are one dropped row. Zero is exactly zero. Events without a time are in no window; the report counts them.
+are one dropped row. 0 means that no row was dropped. Events without a time are in no window; the report counts them.
 
-Guarantee: each window is in the target once, also after a kill: an append carries the batch's transaction id, an update
-the window's whole count, which the same batch run again finds there and makes no revision of. Cost: one row of state
-for each open window and group; ``update`` merges each batch into the windows of its dates. The last windows stay open
-until later events come.
+Guarantee: each window is in the target once, also after a kill. An append has the batch's transaction id. An update
+writes the window's whole count, so a rerun of the batch finds the same count and creates no revision. Cost: one row of
+state for each open window and group; ``update`` merges each batch into the windows of its dates. The last windows stay
+open until later events come.
 
 Submit (available data, then stop)::
 
@@ -74,11 +74,11 @@ class Parameters(StreamParameters):
     target: str
     """Delta table (name or path) of the windows; created when absent."""
     checkpoint: str
-    """Folder of the query's progress and state: one for each source and target, kept as long as they are."""
+    """Folder of the query's progress and state: one for each source and target, kept as long as these tables."""
     event_time: str = "event_time"
-    """Timestamp column."""
+    """Timestamp column with the event time."""
     delay: str = "10 minutes"
-    """How far the watermark stays behind the latest event."""
+    """Time by which the watermark stays behind the latest event."""
     window: str = "10 minutes"
     """Length of a window; windows begin at multiples of it since 1970, in UTC."""
     group_by: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Parameters(StreamParameters):
     output_mode: OutputMode = "append"
     """append: a window once, when it is closed; update: at once, and a new revision whenever its count changes."""
     max_dropped: int | None = None
-    """Exit with 3 when a run dropped more rows than that; by default never."""
+    """Largest allowed number of dropped rows in a run; more rows give exit code 3. By default no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +96,7 @@ class Parameters(StreamParameters):
 
 
 def windows(events: DataFrame, params: Parameters) -> DataFrame:
-    """Return the count of each window and group; on a stream a window comes when the watermark reaches its end."""
+    """Return the count of each window and group; a stream returns a window when the watermark reaches its end."""
     return (
         events.observe(_INPUT, F.count(F.lit(1)).alias("read"), F.count(params.event_time).alias("with_time"))
         .withWatermark(params.event_time, params.delay)
@@ -121,8 +121,8 @@ class WindowWriter(BatchFunction):
         """Append one batch of windows, once."""
         last = transaction_version(rows.sparkSession, self._target, self._writer_id)
         if last is not None and last >= batch_id:
-            # A run that died after this write: Delta would skip it without a look at the rows, but the state's changes
-            # are made as they are read, and Spark ends a query whose batch has changed no state.
+            # After a run that died after this write, Delta would skip the write without reading the rows. But the state
+            # changes while the rows are read, and Spark ends a query whose batch has changed no state.
             rows.write.format("noop").mode("overwrite").save()
             return
         append(rows, self._target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
@@ -138,8 +138,8 @@ class WindowReviser(BatchFunction):
         self._same_window = " and ".join(f"t.`{name}` <=> s.`{name}`" for name in key)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Merge one batch of counts; one that the table holds already is no revision."""
-        # Kept and counted: a merge may read its source twice, and the state's changes are made as it is read.
+        """Merge one batch of counts; a count that the table already holds gives no revision."""
+        # Kept and counted: a merge may read its source twice, and the state changes while the rows are read.
         with evaluated_once(first_revisions(rows, self._now())) as counts:
             if counts.count() == 0:
                 return
@@ -153,7 +153,7 @@ class WindowReviser(BatchFunction):
 
 
 def first_revisions(counts: DataFrame, now: dt.datetime) -> DataFrame:
-    """Return the counts of windows with :data:`REVISION_COLUMNS`, as those of windows that come for the first time."""
+    """Return the counts with the :data:`REVISION_COLUMNS` of windows that are written for the first time."""
     return counts.select(
         "*",
         F.lit(1).alias("revision"),
@@ -167,7 +167,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         NotReady: the source doesn't exist.
-        WrongUse: the event time is no timestamp, or the target or the checkpoint belongs to something else.
+        WrongUse: the event time is not a timestamp, or the target or the checkpoint belongs to another query.
         DataRefused: more rows were dropped than ``max_dropped``; the windows are written without them.
     """
     source = read_table(spark, params.source).limit(0)

@@ -1,29 +1,30 @@
-"""Windowed Deduplicator: a stream keeps the first record of each key, and forgets keys once a window has passed.
+"""Windowed Deduplicator: a stream keeps the first record of each key, and forgets keys after a window has passed.
 
-Problem: producers retry, so records come twice. A stream is never whole, so its keys must be remembered, and a state
+Problem: producers retry, so records come twice. A stream never ends, so the job must remember its keys, and a state
 that only grows ends in a full disk.
 
-Reads a Delta table as a stream and appends to ``--target`` each record whose key is new; the columns are the source's.
-``--form`` says which repeats are found (``--watermark`` W, the latest event time minus W):
+The job reads a Delta table as a stream and appends to ``--target`` each record whose key is new; the columns are the
+source's. ``--form`` sets which repeats are found (W is ``--watermark``):
 
-* ``within_watermark``: the same key, whatever its event time, for at least W after its first event time;
-* ``key_and_time``: the same key with the very same event time;
+* ``within_watermark``: the same key with any event time, for at least W after its first event time;
+* ``key_and_time``: the same key with exactly the same event time;
 * ``key_and_window``: the same key in the same tumbling ``--window``; repeats on both sides of an edge are kept.
 
 Event time is part of each form: without it Spark never evicts a key.
 
-What the state must not see goes to ``--dead_letter``, in the columns of :mod:`.dead_letter`: ``NULL_EVENT_TIME`` (never
-late and never evicted), ``FUTURE_EVENT_TIME`` (more than ``--max_future`` ahead of the clock: it would make all the
-others late) and ``NULL_KEY`` (records that have nothing in common).
+Records that the state must not hold go to ``--dead_letter``, with the columns of :mod:`.dead_letter`:
+``NULL_EVENT_TIME`` (never late and never evicted), ``FUTURE_EVENT_TIME`` (more than ``--max_future`` ahead of the
+clock: it would make all other records late) and ``NULL_KEY`` (such records are not repeats of each other).
 
-Guarantee: read = unique + duplicates + late + dead, as Spark counts them. State (RocksDB) is committed with the batch,
-so a restart, a kill included, goes on suppressing. Each batch is one Delta commit a table, the dead letters first, with
-the batch's transaction id: a batch that is run again adds nothing twice. Not guaranteed: which of two records with one
-key and different payloads in one batch is kept (the macro of this pattern orders them); a repeat that comes after the
-window; a record behind the watermark, new or not, is dropped and counted as late. A new checkpoint is a new beginning.
+Guarantee: read = unique + duplicates + late + dead, by Spark's counters. The state (RocksDB) is committed with the
+batch, so the job still drops repeats after a restart or a kill. Each batch is one Delta commit per table, first the
+dead letters, with the batch's transaction id: a batch that is rerun adds nothing twice. Not guaranteed: which of two records
+with one key and different payloads in one batch is kept (the macro of this pattern orders them); a repeat that comes
+after the window is kept. A record behind the watermark, new or not, is dropped and counted as late. With a new
+checkpoint all records are read again.
 
-Cost: the source is read once for the state and once for dead letters (a typed event-time column lets Delta skip its
-files for the latter); a shuffle by key; each batch is kept until both tables have it.
+Cost: the source is read once for the state and once for dead letters (with a typed event-time column Delta skips files
+in the second read); a shuffle by key; each batch is kept until both tables have it.
 
 Submit (available data, then stop)::
 
@@ -76,15 +77,15 @@ FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
 NULL_KEY = "NULL_KEY"
 
 _TIME, _WINDOW, _KEY = "__event_time", "__window", "__key_"
-# On the heap (Spark's default) the state of millions of keys is a matter of garbage collection. The changelog spares
-# the upload of whole files with each batch.
+# On the heap (Spark's default) the state of millions of keys slows garbage collection. With the changelog a batch
+# doesn't upload whole files.
 STATE_STORE = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-# What ends a query for a matter of its state, by a sign in Spark's text.
+# Reasons in the state that end a query, by a part of Spark's error text.
 STATE_FAILURES = {
     "STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY": "is gone",
     "CANNOT_LOAD_STATE_STORE": "is damaged",
@@ -97,28 +98,28 @@ Form = Literal["within_watermark", "key_and_time", "key_and_window"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters(DeadLetterStream):
-    """Append the first record of each key to a Delta table; remember keys for as long as the watermark says."""
+    """Append the first record of each key to a Delta table; remember each key until the watermark passes it."""
 
     source: str
     """Delta table (name or path) that only grows."""
     target: str
     """Delta table (name or path) for the unique records; created when absent."""
     checkpoint: str
-    """Folder of the stream's progress and state: one for each source and target, kept as long as they are."""
+    """Folder of the stream's progress and state: one for each source and target, kept as long as these tables."""
     key: list[str]
-    """SQL expressions over the source's columns that make a record unique."""
+    """SQL expressions over the source's columns that identify a record."""
     event_time: str
-    """SQL expression of the event's timestamp, such as "try_to_timestamp(event_time)"; NULL where it can't be read."""
+    """SQL expression of the event's timestamp, such as "try_to_timestamp(event_time)"; NULL if it can't be read."""
     form: Form = "within_watermark"
-    """Which repeats are dropped."""
+    """Form of the repeats that are dropped (default within_watermark)."""
     watermark: str = "10 minutes"
-    """How far event time may lie behind the latest; how long a key is remembered."""
+    """Time by which a record may be behind the latest event time, and for which a key is remembered."""
     window: str | None = None
     """Length of the tumbling windows of the form key_and_window."""
     nullable_key: list[str] = field(default_factory=list)
-    """Expressions of the key in which NULL is a value like any other."""
+    """Expressions of the key in which NULL is an ordinary value."""
     max_future: str = "1 hour"
-    """How far event time may lie ahead of the clock."""
+    """Time by which an event time may be ahead of the clock."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the target."""
     job_name: str = "windowed_deduplicator"
@@ -141,12 +142,12 @@ class Parameters(DeadLetterStream):
 
 
 def judged(records: DataFrame, params: Parameters) -> DataFrame:
-    """Return each record with its key and event time, and with the error of one that has no usable ones.
+    """Return each record with its key and event time, and with its error if one of them isn't usable.
 
     Raises:
-        WrongUse: an expression can't be resolved, or the event time is no timestamp.
+        WrongUse: an expression can't be resolved, or the event time is not a timestamp.
     """
-    # In a stream this is the time of the batch: it stays the same when the batch is run again.
+    # In a stream this is the batch's time: it stays the same if the batch is rerun.
     now = F.current_timestamp() if params.now is None else F.lit(parse_time(params.now))
     parts = [f"{_KEY}{position}" for position in range(len(params.key))]
     try:
@@ -185,7 +186,7 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
 def deduplicated(records: DataFrame, params: Parameters) -> DataFrame:
     """Return the stream's unique records, and its unusable ones with their error.
 
-    Columns: those of the records, ``error_class`` and ``error_message`` (NULL for a unique record). What came in is
+    Columns: the records' columns, ``error_class`` and ``error_message`` (NULL for a unique record). Input records are
     counted as the metric ``records`` of the observations ``usable`` and ``dead``.
     """
     counted = F.count(F.lit(1)).alias("records")
@@ -201,7 +202,7 @@ def deduplicated(records: DataFrame, params: Parameters) -> DataFrame:
     elif params.form == "key_and_time":
         unique = usable.dropDuplicates([*key, _TIME])
     else:
-        # Spark refuses row_number over a stream; a window of its own kind carries the watermark, and is evicted by it.
+        # Spark refuses row_number over a stream. A time window column has the watermark, and the watermark evicts it.
         windows = usable.withColumn(_WINDOW, F.window(_TIME, str(params.window)))
         unique = windows.dropDuplicates([*key, _WINDOW])
     return unique.select(*columns).unionByName(dead.select(*columns))
@@ -217,9 +218,9 @@ class UniqueWriter(BatchFunction):
         self.error_classes: Counter[str] = Counter()
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Write what the state let through, and what never reached it."""
-        # Counted even where there is nothing to write, and kept: the state's changes are made as the rows are read,
-        # and Delta skips the write of a batch that it has already.
+        """Write the records that the state returned as unique, and the dead letters."""
+        # Counted even if there is nothing to write, and kept: the state changes while the rows are read, and Delta
+        # skips the write of a batch that the table already holds.
         with evaluated_once(rows) as kept:
             counts = {row[ERROR_CLASS]: row["count"] for row in kept.groupBy(ERROR_CLASS).count().collect()}
             self._publish(kept, batch_id, unique=counts.pop(None, 0), errors=counts)
@@ -250,7 +251,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
 
     Raises:
         NotReady: the source doesn't exist.
-        WrongUse: an expression makes no sense, a table has another schema, or the checkpoint belongs to another query.
+        WrongUse: an expression is wrong, a table has another schema, or the checkpoint belongs to another query.
     """
     empty = empty_source(spark, params.source, DEAD_LETTER_COLUMNS)
     missing = [name for name in params.partition_by if name not in empty.columns]
@@ -263,7 +264,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
     contract = {"job": "windowed_deduplicator"} | {
         role: table_id(spark, table) for role, table in tables.items()
     }
-    # Spark compares the types of the state's columns and not what they mean.
+    # Spark compares the types of the state's columns, not their meaning.
     contract |= {"key": json.dumps(params.key), "event_time": params.event_time}
     contract |= {"form": " ".join(filter(None, (params.form, params.window)))}
     appended = [params.target, params.dead_letter]
@@ -282,10 +283,10 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Run the query to its end and report what became of the records, and the state.
+    """Run the query to its end and report the number of records by outcome, and the state.
 
     Raises:
-        JobFailed: Spark ended the query for a reason a person can mend.
+        JobFailed: Spark ended the query for a reason that a person can fix.
     """
     with listening(spark) as listener:
         query, writer = start(spark, params)

@@ -346,7 +346,7 @@ def test_the_file_is_replaced_whole_and_a_damaged_one_is_refused(dependency: Dep
 
     path.write_text(path.read_text()[:40])
     with pytest.raises(
-        JobFailed, match=r"articles.json can't be read \(JSONDecodeError\); mend or remove it"
+        JobFailed, match=r"articles.json can't be read \(JSONDecodeError\); repair or remove it"
     ):
         dependency.breaker().call(dependency.good)
     assert dependency.calls == 1
