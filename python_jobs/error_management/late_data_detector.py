@@ -81,9 +81,9 @@ WATERMARKS_TYPE = (
     "partitions array<struct<source: string, partition: string, event_at: timestamp, seen_at: timestamp>>, "
     "read bigint, on_time bigint, late bigint, dead bigint"
 )
-# Python's times end in year 1, Spark's don't: a partition of such records alone counts as having come this far.
+# Spark has times before year 1, Python doesn't: a partition with only such records gets this event time.
 _EARLIEST = to_micros(dt.datetime(1000, 1, 1, tzinfo=dt.UTC))
-# A text without a date, such as '10:15', would be read as a time of today: another one when the batch runs again.
+# Spark reads a text without a date, such as '10:15', as a time of today: a rerun could give another event time.
 _DATED = r"^\s*\d{4,6}-\d"
 
 

@@ -18,9 +18,9 @@ clock: it would make all other records late) and ``NULL_KEY`` (such records are 
 
 Guarantee: read = unique + duplicates + late + dead, by Spark's counters. The state (RocksDB) is committed with the
 batch, so the job still drops repeats after a restart or a kill. Each batch is one Delta commit per table, first the
-dead letters, with the batch's transaction id: a batch that is rerun adds nothing twice. Not guaranteed: which of two records
-with one key and different payloads in one batch is kept (the macro of this pattern orders them); a repeat that comes
-after the window is kept. A record behind the watermark, new or not, is dropped and counted as late. With a new
+dead letters, with the batch's transaction id: a batch that is rerun adds nothing twice. Not guaranteed: which of two
+records with one key and different payloads in one batch is kept (the macro of this pattern orders them); a repeat that
+comes after the window is kept. A record behind the watermark, new or not, is dropped and counted as late. With a new
 checkpoint all records are read again.
 
 Cost: the source is read once for the state and once for dead letters (with a typed event-time column Delta skips files
