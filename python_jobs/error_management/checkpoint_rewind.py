@@ -1,22 +1,24 @@
-"""Checkpointer, rewind: take a reader of a Kafka topic back to a time.
+"""Checkpointer, rewind: set a reader of a Kafka topic back to a time.
 
-In each partition the reader goes on with the first record whose timestamp is not before ``--to``, or at the end if
-there is none. Without ``--publish true`` nothing is written: the report says how many records would come again.
+In each partition the reader continues with the first record whose timestamp is not before ``--to``, or at the end if
+there is no such record. Without ``--publish true`` nothing is written: the report gives the number of records that
+would be read again.
 
-* A consumer group (``--group``): its offsets are committed anew. Stop its consumers first; Kafka refuses a group that
-  has members. A group that hasn't read a partition yet begins there.
-* A Structured Streaming query: offsets in its checkpoint are not edited. Give it a *new* checkpoint and the report's
-  ``starting_offsets``.
+* A consumer group (``--group``): the job commits new offsets. Stop the group's consumers first; Kafka refuses a group
+  that has members. A group that hasn't read a partition yet begins at these offsets.
+* A Structured Streaming query: the offsets in its checkpoint are not edited. Start the query with a *new* checkpoint
+  and the report's ``starting_offsets``.
 
-What comes again is processed again. The consequences depend on what the reader writes to:
+Records that are read again are processed again. The effect depends on the reader's output:
 
-* keyed merges and partition overwrites take it once more and stay the same;
-* appends hold it twice. The exactly-once consumer ignores the group's offsets as long as its table has a position; with
-  ``--generation`` raised by one it follows them, and appends again: deduplicate by topic, partition and offset;
-* counts over windows are counted anew from ``--to`` on, so choose the start of a window, as an older record of the same
-  window would be missing from its count.
+* keyed merges and partition overwrites stay the same;
+* appends hold the records twice. The exactly-once consumer ignores the group's offsets as long as its table has a
+  position; with ``--generation`` raised by one it follows the group's offsets and appends again: deduplicate by topic,
+  partition and offset;
+* counts over windows are recomputed from ``--to`` on, so choose the start of a window: otherwise the older records of
+  the window are missing from its count.
 
-A time ahead of the group's position would skip records: that is refused without ``--allow_skip true``.
+A time ahead of the group's position would skip records; this is refused without ``--allow_skip true``.
 
     python -m python_jobs.error_management.checkpoint_rewind --bootstrap_servers localhost:9092 --topic visits \\
         --group visits_to_bronze --to 2024-03-01T10:00:00 --publish true
@@ -49,18 +51,18 @@ from python_jobs.shared.kafka.settings import refuse_secrets
 
 @dataclass(frozen=True)
 class Parameters:
-    """Take a reader of a Kafka topic back to a time."""
+    """Set a reader of a Kafka topic back to a time."""
 
     bootstrap_servers: str
     """Kafka brokers, host:port,host:port."""
     topic: str
-    """Topic that is read."""
+    """Topic that the reader reads."""
     to: str
     """Time of the first record to read again (ISO 8601, UTC by default)."""
     group: str | None = None
     """Consumer group to rewind; without one only starting_offsets for a new checkpoint are reported."""
     publish: bool = False
-    """Write the group's new offsets; by default only report what would come again."""
+    """Write the group's new offsets; by default only report the number of records that would be read again."""
     allow_skip: bool = False
     """Whether a partition may move forward, over records that were never read."""
     settings: dict[str, str] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class Parameters:
 def rewound(
     committed: Mapping[int, int], at_time: Mapping[int, int]
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Return how many offsets of each partition come again, and how many are skipped."""
+    """Return for each partition the number of offsets that are read again, and the number that are skipped."""
     moves = {
         partition: committed[partition] - offset
         for partition, offset in at_time.items()
@@ -91,16 +93,18 @@ def rewound(
 
 
 def run(params: Parameters) -> dict[str, Any]:
-    """Find the offsets, write them if asked to, and report.
+    """Find the offsets, write them with ``publish``, and report them.
 
     Raises:
-        NotReady: no broker answers, or the topic isn't there.
+        NotReady: no broker answers, or the topic doesn't exist.
         DataRefused: records would be skipped.
-        JobFailed: the group has consumers that read at this moment.
+        JobFailed: the group has active consumers.
     """
     client = client_settings(params.bootstrap_servers, params.settings)
     partitions = range(partition_count(client, params.topic))
-    group = params.group or "checkpoint_rewind"  # a client needs one, also to ask without one
+    group = (
+        params.group or "checkpoint_rewind"
+    )  # Kafka's client needs a group name, also for a report without a group
     with closing(Consumer(client | {"group.id": group, "enable.auto.commit": False})) as consumer:
         try:
             at_time = _offsets_at(consumer, params, partitions)
@@ -130,7 +134,7 @@ def run(params: Parameters) -> dict[str, Any]:
 
 
 def _offsets_at(consumer: Consumer, params: Parameters, partitions: Sequence[int]) -> dict[int, int]:
-    """Return the offset of each partition's first record that is not before the time; its end if there is none."""
+    """Return the offset of each partition's first record that is not before the time, or the partition's end."""
     milliseconds = int(parse_time(params.to).timestamp() * 1000)
     asked = [TopicPartition(params.topic, partition, milliseconds) for partition in partitions]
     found = {}
@@ -143,7 +147,7 @@ def _offsets_at(consumer: Consumer, params: Parameters, partitions: Sequence[int
 def _write(client: Mapping[str, Any], params: Parameters, offsets: Mapping[int, int]) -> None:
     positions = [TopicPartition(params.topic, partition, offset) for partition, offset in offsets.items()]
     request = ConsumerGroupTopicPartitions(str(params.group), positions)
-    admin = AdminClient(dict(client))  # kept by name: its answers die with it
+    admin = AdminClient(dict(client))  # kept in a variable: its answers need the client
     try:
         (answer,) = admin.alter_consumer_group_offsets([request]).values()
         refused = [

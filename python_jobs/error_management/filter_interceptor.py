@@ -1,16 +1,16 @@
-"""Filter Interceptor: how many rows each filter condition rejected, counted while the rows are written.
+"""Filter Interceptor: count the rows that each filter condition rejects, while the rows are written.
 
-The optimizer folds all filters into one and the plan shows one count. Here the conditions are an ordered
-list of names; a rejected row belongs to the first condition that it doesn't meet, NULL counting as not met,
-so that the counts and the valid rows add up to the rows read.
+The optimizer merges all filters into one, and the plan shows one count. Here the conditions are an ordered
+list with names. A rejected row belongs to the first condition that it doesn't meet; NULL counts as not met.
+So the counts and the valid rows add up to the rows read.
 
-The counts are observed metrics: they are complete after the first action on the result, and a second action,
-a retried or a speculative task adds nothing, where accumulators would double.
+The counts are observed metrics: they are complete after the first action on the result. A second action, a
+retried task or a speculative task adds nothing; accumulators would count twice.
 
-Batch: ``--target`` is replaced by the valid rows (first commit), the run's rows in ``--statistics`` by its
-counts (second). Stream (``--checkpoint``): each micro-batch appends its valid rows, then its counts under the
-processing-time window it ran in; both commits carry the batch's transaction id, so a restart neither resets
-nor doubles a window. Cost: one pass; ``--max_rise`` adds a counting pass before the write.
+Batch: the first commit replaces ``--target`` by the valid rows, the second replaces the run's rows in
+``--statistics`` by its counts. Stream (``--checkpoint``): each micro-batch appends its valid rows, then its
+counts under its processing-time window. Both commits have the batch's transaction id, so a restart neither
+resets nor duplicates a window's counts. Cost: one pass; ``--max_rise`` adds a counting pass before the write.
 
 Submit::
 
@@ -68,22 +68,22 @@ STATISTICS_SCHEMA = (
 
 @dataclass(frozen=True)
 class Condition:
-    """What a valid row meets."""
+    """A named condition that a valid row meets."""
 
     name: str
     """Name in the statistics."""
     condition: str | Callable[[Row], bool | None]
-    """A SQL condition, or a function of the row; a row on which the function raises is no filtered row but a
-    dead letter, with the error in ``predicate_error``."""
+    """A SQL condition, or a function of the row. If the function raises, the row is a dead letter, not a filtered
+    row, with the error in ``predicate_error``."""
     category: str = FILTERED
     """Kind of rejection, such as ``invalid`` or ``filtered``."""
 
 
 def load_conditions(path: str) -> list[Condition]:
-    """Read a YAML list of ``{name, condition, category}``, the form that the SQL macro takes too.
+    """Return the conditions of a YAML list of ``{name, condition, category}``, the form that the SQL macro takes too.
 
     Raises:
-        WrongUse: the file is missing or holds something else.
+        WrongUse: the file is missing or is not such a list.
     """
     entries = read_yaml(path, "file of conditions")
     if not isinstance(entries, list) or not all(
@@ -99,7 +99,7 @@ def flags(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
     """Return ``rows`` with ``rejected_by``, ``rejected_as`` (NULL for a valid row) and ``predicate_error``.
 
     Raises:
-        WrongUse: no condition, a name used twice, or a column of ours in ``rows``.
+        WrongUse: there is no condition, a name is used twice, or ``rows`` has a column of one of these names.
     """
     _check(rows, conditions)
     columns = rows.columns
@@ -165,27 +165,27 @@ def valid_rows(flagged: DataFrame) -> DataFrame:
 
 
 def raised_rows(flagged: DataFrame) -> DataFrame:
-    """Return the rows on which a predicate raised, with its name and its error: dead letters."""
+    """Return the dead letters: the rows on which a predicate raised, with the predicate's name and its error."""
     return flagged.where(F.col(REJECTED_AS) == DEAD_LETTER).drop(REJECTED_AS)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Rows read, and what became of them; ``rejected`` has each condition in its order, zero included."""
+    """The number of rows by outcome; ``rejected`` has each condition in its order, also with 0 rows."""
 
     input_rows: int
     rejected: dict[str, int]
     raised: int = 0
-    """Rows on which a predicate raised: dead letters, part of no condition's count."""
+    """Rows on which a predicate raised: dead letters, which no condition's count includes."""
 
     @property
     def valid_rows(self) -> int:
-        """Rows that met every condition."""
+        """Return the number of rows that meet every condition."""
         return self.input_rows - self.raised - sum(self.rejected.values())
 
     @property
     def shares(self) -> dict[str, float]:
-        """Share of the input that each condition rejected; 0 for an empty input."""
+        """Return the share of the input that each condition rejected; 0 for an empty input."""
         return {
             name: rows / self.input_rows if self.input_rows else 0.0 for name, rows in self.rejected.items()
         }
@@ -221,20 +221,20 @@ class Interceptor:
         self._observation: Observation | None = None
 
     def filter(self, rows: DataFrame) -> DataFrame:
-        """Return the valid rows; the first action that runs over all of them fills the counts."""
+        """Return the valid rows; the first action over all of them gives the counts."""
         self._observation = Observation()
         observed = flags(rows, self.conditions).observe(self._observation, *_metrics(self.conditions))
         return valid_rows(observed)
 
     def counts(self, timeout_seconds: float = 30) -> Counts:
-        """Return the counts of the first action, which Spark delivers a moment after it.
+        """Return the counts of the first action, which Spark delivers shortly after the action.
 
         Raises:
             WrongUse: no action ran over the rows, now or within ``timeout_seconds``.
         """
         observation = self._observation
         metrics: dict[str, Any] = {}
-        if observation is not None:  # `get` alone would wait for ever
+        if observation is not None:  # without an action `get` would wait for ever
             waiting = threading.Thread(target=lambda: metrics.update(observation.get), daemon=True)
             waiting.start()
             waiting.join(timeout_seconds)
@@ -244,15 +244,15 @@ class Interceptor:
 
 
 def count(rows: DataFrame, conditions: Sequence[Condition]) -> Counts:
-    """Return the counts by a pass of their own, for a decision that must fall before anything is written."""
+    """Return the counts from a separate pass, for a decision before anything is written."""
     metrics = flags(rows, conditions).agg(*_metrics(conditions)).collect()[0]
     return _counts(metrics.asDict(), conditions)
 
 
 def all_failures(rows: DataFrame, conditions: Sequence[Condition]) -> dict[str, int]:
-    """Return for each condition all the rows that fail it, whatever they failed before.
+    """Return for each condition the number of rows that fail it, also if they fail an earlier condition.
 
-    A report of its own: the sum may exceed the rows.
+    Keep this report separate from the counts: its sum may exceed the number of rows.
     """
     if any(callable(condition.condition) for condition in conditions):
         raise WrongUse("the report of all failures takes SQL conditions only")
@@ -266,7 +266,7 @@ def all_failures(rows: DataFrame, conditions: Sequence[Condition]) -> dict[str, 
 
 
 def largest_rise(shares: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[str, float]:
-    """Return the condition whose share rose most against the baseline, and the rise of the total share."""
+    """Return the condition whose share rose most against the baseline, and the rise of the total rejected share."""
     rises = {name: share - baseline.get(name, 0.0) for name, share in shares.items()}
     name = max(rises, key=lambda condition: rises[condition])
     return name, sum(shares.values()) - sum(baseline.values())
@@ -280,7 +280,7 @@ def statistics_rows(
     run_at: dt.datetime,
     window: tuple[dt.datetime, dt.datetime] | None = None,
 ) -> DataFrame:
-    """Return one row for each condition, in the columns of the statistics table; ``window`` is a stream's."""
+    """Return one row for each condition, in the columns of the statistics table; only a stream has a ``window``."""
     start, end = window or (None, None)
     rows = [
         (run_id, run_at, start, end, position, condition.name, condition.category,
@@ -301,26 +301,26 @@ def window_totals(statistics: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Parameters(StreamParameters):
-    """Filter a Delta table by named conditions and keep count of what each rejects."""
+    """Filter a Delta table by named conditions and count the rows that each condition rejects."""
 
     source: str
     """Delta table (name or path) to filter."""
     target: str
-    """Delta table (name or path) for the valid rows: replaced by a batch, appended to by a stream."""
+    """Delta table (name or path) for the valid rows; a batch replaces it, a stream appends to it."""
     statistics: str
     """Delta table (name or path) for the counts of each run or micro-batch; created when absent."""
     conditions: str
     """YAML file: an ordered list of name, condition (SQL) and, if wanted, category."""
     run_id: str | None = None
-    """Identity of a batch run; running it again replaces its counts. By default the time."""
+    """Identifier of a batch run; a rerun with it replaces the run's counts. By default the current time."""
     max_rise: float | None = None
-    """Refuse the batch (exit code 3) when its rejected share exceeds the mean of earlier runs by more."""
+    """Largest allowed rise of the rejected share over the mean of earlier runs; a larger rise gives exit code 3."""
     baseline_runs: int = 10
-    """How many earlier runs make that mean."""
+    """Number of earlier runs in this mean."""
     checkpoint: str | None = None
     """Folder of a stream's progress; with it the job runs as a stream over a source that only grows."""
     window: str = "10 minutes"
-    """Length of the processing-time windows that a stream's counts belong to."""
+    """Length of the processing-time windows of a stream's counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -341,7 +341,7 @@ class Parameters(StreamParameters):
 
 
 def window_of(moment: dt.datetime, length: dt.timedelta) -> tuple[dt.datetime, dt.datetime]:
-    """Return the half-open window, counted from 1970, that ``moment`` falls in."""
+    """Return the half-open window that contains ``moment``; windows begin at multiples of ``length`` since 1970."""
     epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     start = epoch + (moment - epoch) // length * length
     return start, start + length
@@ -394,7 +394,7 @@ def refuse_rise(counts: Counts, statistics: DataFrame, max_rise: float, baseline
     """Compare the rejected share with the mean of the newest earlier runs that had input.
 
     Raises:
-        DataRefused: it rose by more than ``max_rise``; the message names the condition that rose most.
+        DataRefused: the share rose by more than ``max_rise``; the message names the condition that rose most.
     """
     history = statistics.where("input_rows > 0")
     runs = history.select("run_at", "run_id").distinct().orderBy(F.desc("run_at"), F.desc("run_id"))
@@ -448,8 +448,8 @@ class WindowWriter(BatchFunction):
         options = {"txnAppId": self.writer_id, "txnVersion": str(batch_id)}
         last = transaction_version(spark, params.target, self.writer_id)
         if last is not None and last >= batch_id:
-            # A run that died after these rows and before their counts: Delta would skip the write, and an
-            # observation that never runs would be waited for in vain.
+            # A run died after writing these rows and before writing their counts: Delta would skip the write, and
+            # the job would wait for an observation that never runs.
             counts = count(rows, self.conditions)
         else:
             interceptor = Interceptor(self.conditions)

@@ -1,25 +1,24 @@
-"""Checkpointer, plain Kafka consumer: what has been read is confirmed by code, before or after it is processed.
+"""Checkpointer, plain Kafka consumer: read a topic and commit the position before, after or with the processing.
 
-The order decides what a crash does to the records that were taken since the last commit:
+The order decides the effect of a crash on the records read since the last commit:
 
-* ``at_least_once``: processed, then committed; they come again;
-* ``at_most_once``: committed, then processed; those that weren't processed yet are lost;
-* ``exactly_once``: the position is committed by the write of the records itself. Each partition's records are one
-  Delta commit whose ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, topic and partition. A
-  restart goes on behind what the table holds, whatever happened to the group's offsets in Kafka.
+* ``at_least_once``: processed, then committed; the records are processed twice;
+* ``at_most_once``: committed, then processed; records that weren't processed yet are lost;
+* ``exactly_once``: the write of the records commits the position. Each partition's records are one Delta commit whose
+  ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, topic and partition. A restart continues
+  after the table's last record, independent of the group's offsets in Kafka.
 
-A position is the *next* offset of one partition; partitions don't move each other. Nothing is committed in the
-background. Records that expired before they were read end the program (exit code 3) unless
-``--fail_on_data_loss false``.
+A position is the *next* offset of one partition; each partition has its own. Nothing is committed in the background.
+Records that expired before they were read end the program (exit code 3) unless ``--fail_on_data_loss false``.
 
-Guarantee: at most ``--commit_every`` records are redone, or lost, after a crash. One process reads a group at a time:
-partitions are assigned, not balanced. In ``exactly_once`` a second process ends as soon as it notices the first one's
+Guarantee: after a crash at most ``--commit_every`` records are repeated or lost. One process reads a group at a time:
+partitions are assigned, not balanced. In ``exactly_once`` a second process ends when it notices the first process's
 commits.
 
-Cost: a commit for each ``--commit_every`` records or ``--commit_seconds``, one for each partition in
-``exactly_once``; small commits make small files (Compactor). A stream of any size is read by Structured Streaming,
-whose checkpoint does the same (``checkpointer.py``); take this program where each record has an effect outside of a
-table, or where one small process is enough::
+Cost: one commit for each ``--commit_every`` records or ``--commit_seconds``, in ``exactly_once`` one for each
+partition; small commits make small files (Compactor). For a stream of any size use Structured Streaming, whose
+checkpoint does the same (``checkpointer.py``). Use this program if each record has an effect outside of a table, or if
+one small process is enough::
 
     spark-submit python_jobs/error_management/kafka_consumer.py --bootstrap_servers localhost:9092 --topic visits \\
         --group visits_to_bronze --target lakehouse/bronze/bronze_visits_records --delivery exactly_once
@@ -61,7 +60,7 @@ from python_jobs.shared.spark.job import run_job
 Delivery = Literal["at_least_once", "at_most_once", "exactly_once"]
 Process = Callable[[Sequence[Message]], None]
 Positions = Callable[[Sequence[int]], Mapping[int, int]]
-"""From partitions to the next offset of those that have one."""
+"""Function from partitions to the next offset of each partition that has one."""
 
 _POLL_SECONDS = 0.2
 _RECORD_TYPES = (
@@ -72,22 +71,22 @@ _RECORD_TYPES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Subscription:
-    """A topic that a group reads, and how often its position is committed."""
+    """A topic that a group reads, with the frequency of the commits of its position."""
 
     bootstrap_servers: str
     """Kafka brokers, host:port,host:port."""
     topic: str
     """Topic to read; it must exist."""
     group: str
-    """Group whose position is kept: one for each program, kept as long as what it writes to."""
+    """Consumer group whose position is kept: one for each program, kept as long as its output."""
     commit_every: int = 1000
-    """Most records between two commits: what a crash makes to be redone, or lost."""
+    """Largest number of records between two commits: records processed twice or lost after a crash."""
     commit_seconds: float = 5
-    """Longest time that taken records wait for more before they are processed."""
+    """Largest time in seconds that records wait for more records before they are processed."""
     until_end: bool = False
-    """Stop at the end that the topic has at the start; by default go on until SIGTERM or SIGINT."""
+    """Stop at the topic's end as of the start; by default run until SIGTERM or SIGINT."""
     fail_on_data_loss: bool = True
-    """Whether records that expired before they were read end the program; false goes on without them."""
+    """Whether records that expired before they were read end the program; false continues without them."""
     settings: dict[str, str] = field(default_factory=dict)
     """Further settings of Kafka's client (librdkafka's names); a secret as ${env:NAME}."""
 
@@ -105,9 +104,9 @@ class Parameters(Subscription, Clocked):
     target: str
     """Delta table (name or path) of the records; made if absent."""
     delivery: Delivery = "exactly_once"
-    """What a crash may do: repeat records (at_least_once), lose them (at_most_once), neither (exactly_once)."""
+    """Effect of a crash: records are repeated (at_least_once), lost (at_most_once), or neither (exactly_once)."""
     generation: int = 0
-    """For exactly_once, raised by one after a rewind: the table's position of the generation before is left behind."""
+    """Number for exactly_once; raise it by one after a rewind to ignore the table's position of the last generation."""
 
     def __post_init__(self) -> None:
         Subscription.__post_init__(self)
@@ -116,18 +115,18 @@ class Parameters(Subscription, Clocked):
 
 
 class CheckpointedConsumer:
-    """One run: the consumer and how far each partition is.
+    """One run of the consumer, with the position of each partition.
 
     Args:
-        source: what to read.
-        delivery: the order of processing and commit; with ``exactly_once`` the caller commits in ``process`` and
-            tells by ``positions`` where it was, the group's offsets in Kafka only follow.
-        process: called with the records of one or more partitions, each partition's in order.
-        positions: positions that come before the group's.
+        source: Topic and group to read.
+        delivery: Order of processing and commit. With ``exactly_once`` the caller commits in ``process`` and returns
+            its positions by ``positions``; the group's offsets in Kafka only follow.
+        process: Function that is called with the records of one or more partitions, each partition's in order.
+        positions: Function that returns positions with precedence over the group's offsets.
 
     Raises:
-        NotReady: no broker answers, or the topic isn't there.
-        DataRefused: records that come next are gone.
+        NotReady: no broker answers, or the topic doesn't exist.
+        DataRefused: the next records have expired.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class CheckpointedConsumer:
                 self._begin(partition, known.get(partition))
 
     def _begin(self, partition: int, position: int | None) -> None:
-        """Note where a partition goes on and where it ends; one without a position begins with its first record."""
+        """Set a partition's position and end; a partition without a position begins with its first record."""
         at = TopicPartition(self.source.topic, partition)
         low, high = offset_range(self._consumer, at)
         at.offset = low if position is None else position
@@ -196,7 +195,7 @@ class CheckpointedConsumer:
         self._consumer.close()
 
     def _take(self, stopped: threading.Event) -> list[Message]:
-        """Return the next records: as many as are committed together, or what came in the time for that."""
+        """Return the next records, at most ``commit_every`` or those that arrive within ``commit_seconds``."""
         records: list[Message] = []
         until = time.monotonic() + self.source.commit_seconds
         while (
@@ -219,7 +218,7 @@ class CheckpointedConsumer:
         return records
 
     def _is_end(self, error: KafkaError, partition: int) -> bool:
-        """Return whether what came in place of a record says that the partition's end is reached."""
+        """Return whether the error means that the partition's end is reached."""
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             position = TopicPartition(self.source.topic, partition, self.next_offsets[partition])
             position.offset = surviving_offset(self._consumer, position, self.source.fail_on_data_loss)
@@ -235,14 +234,14 @@ class CheckpointedConsumer:
 
 
 class TableSink:
-    """A Delta table that takes the records, in ``exactly_once`` together with the position behind them."""
+    """A Delta table of the records; in ``exactly_once`` its commits also contain the next offset."""
 
     def __init__(self, spark: SparkSession, params: Parameters) -> None:
         self._spark, self._params = spark, params
         self._positions: dict[int, int] = {}
 
     def positions(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Return the next offset of each partition of which the table holds records."""
+        """Return the next offset of each partition with records in the table."""
         if table_exists(self._spark, self._params.target):
             for partition in partitions:
                 position = transaction_version(self._spark, self._params.target, self._app_id(partition))
@@ -255,7 +254,7 @@ class TableSink:
         write_once(self._spark, self._rows(records), self._params.target)
 
     def append_once(self, records: Sequence[Message]) -> None:
-        """Append each partition's records in one commit with the position behind them.
+        """Append each partition's records in one commit that also contains the next offset.
 
         Raises:
             JobFailed: another process has written records of the partition.
@@ -284,7 +283,7 @@ class TableSink:
             )
             for record in records
         ]  # fmt: skip
-        # One file a commit: the records are few.
+        # One file per commit: the records are few.
         return bronze_rows(self._spark.createDataFrame(rows, _RECORD_TYPES), to_micros(now), {}).coalesce(1)
 
 
@@ -298,8 +297,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         NotReady: no broker answers, or the topic isn't there.
-        DataRefused: records that come next are gone.
-        JobFailed: Kafka ended the reading, or another process took over.
+        DataRefused: the next records have expired.
+        JobFailed: Kafka ended the reading, or another process writes for the group.
     """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -321,14 +320,14 @@ def _after(record: Message) -> int:
 
 @contextmanager
 def _one_sentence(source: Subscription) -> Iterator[None]:
-    """Say what ended the reading; the position is where the last commit left it."""
+    """Raise one sentence for an error that ends the reading; the position stays at the last commit."""
     try:
         yield
     except KafkaException as failure:
         error = failure.args[0]
         raise JobFailed(
-            f"reading {source.topic} as {source.group} ended ({error.name()}: {error.str()}): run again, it goes on at "
-            "its last commit"
+            f"reading {source.topic} as {source.group} ended ({error.name()}: {error.str()}): run again, it continues "
+            "at its last commit"
         ) from None
 
 
