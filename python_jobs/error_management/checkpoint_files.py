@@ -1,4 +1,4 @@
-"""Checkpointer: what a Structured Streaming checkpoint holds, how far it is behind, and which query may go on with it.
+"""Checkpoint files: read a Structured Streaming checkpoint, its lag, and whether a query may continue with it.
 
     <checkpoint>/metadata                  id of the query
     <checkpoint>/offsets/<batch>           before the batch: a version line, a line of watermark, time and settings,
@@ -7,7 +7,7 @@
     <checkpoint>/state/<n>/_metadata/      kind of each stateful operator
     <checkpoint>/state/<n>/0/_metadata/    schema of its key and value
 
-Nothing here writes. Offsets are never edited in place: a query is rewound by a new checkpoint (``checkpoint_rewind``).
+This module only reads. Offsets are never edited in place: a new checkpoint rewinds a query (``checkpoint_rewind``).
 
 Sources: Data Engineering Design Patterns, chapter 3, Checkpointer; Spark's Structured Streaming guide, "Recovery
 Semantics after Changes in a Streaming Query"; the layout as Spark 4.2 writes it.
@@ -49,10 +49,10 @@ _OPERATORS = {
 
 
 def require_durable(checkpoint: str) -> None:
-    """Refuse a checkpoint that a restart of the machine or container takes away.
+    """Refuse a checkpoint that a restart of the machine or container deletes.
 
     Raises:
-        WrongUse: it lies in a temporary folder.
+        WrongUse: the checkpoint is in a temporary folder.
     """
     path = urlsplit(checkpoint).path if is_uri(checkpoint) else str(Path(checkpoint).resolve())
     for folder in (*_EPHEMERAL, str(Path(tempfile.gettempdir()).resolve())):
@@ -76,12 +76,12 @@ class Offsets:
     written_at: dt.datetime
     """UTC."""
     settings: Mapping[str, str]
-    """What Spark keeps for the query's whole life, whatever the session says."""
+    """Settings that Spark keeps for the query's whole life, independent of the session's values."""
     sources: tuple[Any, ...]
-    """The JSON of each source in the query's order; None for a source that has given nothing yet."""
+    """The JSON of each source in the query's order; None for a source without data so far."""
 
     def topics(self) -> dict[str, dict[int, int]]:
-        """Return topic to partition to next offset, of all Kafka sources."""
+        """Return the next offset by topic and partition, of all Kafka sources."""
         return {
             topic: {int(partition): int(offset) for partition, offset in partitions.items()}
             for source in self.sources
@@ -91,10 +91,10 @@ class Offsets:
 
 
 def parse_offsets(batch_id: int, text: str) -> Offsets:
-    """Read the text of an offsets file.
+    """Return the content of an offsets file's text.
 
     Raises:
-        DataRefused: it is cut off, or of another layout.
+        DataRefused: the text is cut off, or has another layout.
     """
     version, _, rest = text.partition("\n")
     if version != _VERSION:
@@ -129,7 +129,7 @@ def source_kind(source: Any) -> str:
 
 @dataclass(frozen=True)
 class PartitionLag:
-    """How far one partition of a topic is behind, in offsets."""
+    """The lag of one partition of a topic, in offsets."""
 
     topic: str
     partition: int
@@ -138,7 +138,7 @@ class PartitionLag:
     end: int
     lag: int
     expired: int
-    """Offsets from the position on that the topic no longer has."""
+    """Number of offsets from the position on that the topic no longer has."""
 
 
 def lags(
@@ -147,8 +147,8 @@ def lags(
     """Return the lag of each partition, in order.
 
     Args:
-        topics: topic to partition to next offset (:meth:`Offsets.topics`).
-        ranges: first offset and end of each topic's partition at the broker.
+        topics: Next offset by topic and partition (:meth:`Offsets.topics`).
+        ranges: First offset and end of each topic's partition at the broker.
     """
     found = []
     for (topic, partition), (first, end) in sorted(ranges.items()):
@@ -167,7 +167,7 @@ class StateOperator:
 
     kind: str
     key_types: tuple[str, ...] | None = None
-    """None if they can't be told."""
+    """Types of the key; None if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +175,14 @@ class Checkpoint:
     """A query's progress."""
 
     offsets: Offsets | None
-    """Of the newest batch; None before the first one."""
+    """Offsets of the newest batch; None before the first batch."""
     done: Offsets | None
-    """Of the newest batch that has its commit mark; if ``offsets`` is of a later one, that one comes again."""
+    """Offsets of the newest completed batch; if ``offsets`` belongs to a later batch, that batch is rerun."""
     operators: tuple[StateOperator, ...]
 
 
 def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
-    """Read the progress under ``checkpoint``, on any file system.
+    """Return the progress under ``checkpoint``, on any file system.
 
     Raises:
         DataRefused: the newest offsets file can't be read.
@@ -211,7 +211,7 @@ def _operator(folder: HadoopFolder, number: int) -> StateOperator:
 
 
 def _key_schema(content: bytes) -> StructType | None:
-    """Return the key's schema out of a state schema file of version 2, None for another version.
+    """Return the key's schema from a state schema file of version 2, None for another version.
 
     Java's ``writeUTF("v2")``, the number of pieces as an int, then each piece of the key's JSON by ``writeUTF``.
     """
@@ -231,26 +231,26 @@ def _key_schema(content: bytes) -> StructType | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a query a checkpoint depends on."""
+    """The parts of a query on which a checkpoint depends."""
 
     sources: tuple[str, ...]
     """Kind of each source, in the query's order."""
     topics: frozenset[str]
-    """Kafka topics it subscribes to."""
+    """Kafka topics to which the query subscribes."""
     operators: tuple[StateOperator, ...]
     settings: Mapping[str, str]
-    """The session's values of those settings that a checkpoint keeps."""
+    """The session's values of the settings that a checkpoint keeps."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something that differs between a checkpoint and the query that is to go on with it."""
+    """A difference between a checkpoint and the query that should continue with it."""
 
     what: str
     held: str
     planned: str
     allowed: bool
-    """True: Spark keeps what the checkpoint holds, the new value has no effect."""
+    """True: Spark keeps the checkpoint's value, and the new value has no effect."""
 
 
 def plan_of(query: DataFrame) -> Plan:
@@ -291,9 +291,9 @@ def _planned_operator(node: Any, name: str) -> StateOperator | None:
 
 
 def changes(checkpoint: Checkpoint, plan: Plan) -> list[Change]:
-    """Return what differs in a way that matters; projections, filters, rates, triggers and delays may change freely.
+    """Return the relevant differences; projections, filters, rates, triggers and delays may change freely.
 
-    State schemas are compared by the types of the keys; the types of the values are checked by Spark when it starts.
+    State schemas are compared by the types of the keys; Spark checks the types of the values when the query starts.
     """
     if checkpoint.offsets is None:
         return []
@@ -321,7 +321,7 @@ def changes(checkpoint: Checkpoint, plan: Plan) -> list[Change]:
 
 
 def refuse_changes(checkpoint: str, found: Sequence[Change]) -> None:
-    """Refuse a query that can't go on with a checkpoint.
+    """Refuse a query that can't continue with a checkpoint.
 
     Raises:
         WrongUse: a change isn't allowed.
@@ -340,7 +340,7 @@ def _kinds(operators: Sequence[StateOperator]) -> list[str]:
 
 
 def _keys(of: Sequence[StateOperator], *sides: Sequence[StateOperator]) -> list[str]:
-    """Return the key types of one side, of those kinds whose types both sides can tell."""
+    """Return the key types of one side, for the operator kinds whose types both sides know."""
     untold = {operator.kind for side in sides for operator in side if operator.key_types is None}
     return sorted(
         f"({', '.join(o.key_types)})" for o in of if o.kind not in untold and o.key_types is not None

@@ -1,30 +1,30 @@
-"""Checkpointer, Structured Streaming: unique keys per window of event time, counted through crashes and restarts.
+"""Checkpointer, Structured Streaming: count unique keys per window of event time, through crashes and restarts.
 
 Problem: a job that counts the unique visitors of each 10-minute window must not begin again after a failure. Both its
-position in the topic and what it has counted have to outlive it.
+position in the topic and its counts must outlive the process.
 
-Guarantee: Spark writes each batch's offsets into the checkpoint before the batch and its commit mark after it, and the
-counts of the open windows with it. A run that dies anywhere in between does the same batch again, with the same number
-and the same records; the target takes a window's count as a whole, by merge, so it counts nothing twice. Before each
-start, and by ``--action check`` before an upgrade, the query is compared with what the checkpoint was made for:
+Guarantee: Spark writes each batch's offsets into the checkpoint before the batch, and its commit file after the batch,
+with the counts of the open windows. If a run dies in between, the next run repeats the batch with the same number and
+the same records. The target merges a window's count as a whole value, so no record counts twice. Before each start, and
+by ``--action check`` before an upgrade, the query is compared with the query for which the checkpoint was created:
 
-* may change: rate, trigger, lateness, what is filtered out by ``key`` giving NULL;
-* may not: topic, key, event time, window, target. They need a new checkpoint, which reads the topic from
-  ``--starting_offsets`` on and counts anew; a target that holds windows already takes it only with ``--start_over``.
+* may change: rate, trigger, lateness, the records that are left out because ``key`` is NULL;
+* may not change: topic, key, event time, window, target. A change of these needs a new checkpoint, which reads the
+  topic from ``--starting_offsets`` on and counts again; a target that already holds windows needs ``--start_over``.
 
-A topic that no longer has the record that comes next ends the job. A checkpoint in a temporary folder is refused.
+If the topic no longer has the next record, the job ends. A checkpoint in a temporary folder is refused.
 Unique keys are counted by ``approx_count_distinct`` with a relative standard deviation of ``--max_deviation``, because
 Spark refuses exact distinct counts on streams. Records without key or event time are counted in the report only.
 
-Cost: a sketch for each open window in the state, written at each batch; a checkpoint's files and a merge a batch.
+Cost: a sketch for each open window in the state, written at each batch; a checkpoint's files and a merge per batch.
 
     spark-submit python_jobs/error_management/checkpointer.py --bootstrap_servers localhost:9092 --topic visits \\
         --key "get_json_object(payload, '$.user_id')" \\
         --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" \\
         --target lakehouse/gold/visitors_by_window --checkpoint lakehouse/checkpoints/visitors_by_window
 
-``--action status`` reports how far each partition is behind, ``--action check`` compares and stops: neither reads a
-record. A rewind is a new checkpoint, too (:mod:`.checkpoint_rewind`).
+``--action status`` reports each partition's lag, ``--action check`` compares and stops; neither reads a record. A
+rewind also needs a new checkpoint (:mod:`.checkpoint_rewind`).
 
 Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 """
@@ -81,29 +81,29 @@ class Parameters(Paced):
     topic: str
     """Topic to read; it must exist."""
     key: str
-    """SQL expression over payload, partition, offset and timestamp: what is counted once a window."""
+    """SQL expression of the key to count, over payload, partition, offset and timestamp."""
     event_time: str
     """SQL expression of the record's timestamp; use try_ functions."""
     target: str
-    """Delta table (name or path) of the counts, one row a window; made if absent."""
+    """Delta table (name or path) of the counts, one row per window; created if absent."""
     checkpoint: str
-    """Folder of the stream's progress and state, beside the tables and kept as long as they are."""
+    """Folder of the stream's progress and state, next to the tables and kept as long as these tables."""
     action: Literal["run", "status", "check"] = "run"
-    """run: count; status: report the lag; check: say whether the checkpoint can go on with these parameters."""
+    """run: count; status: report the lag; check: report whether the checkpoint can continue with these parameters."""
     window: str = "10 minutes"
     """Length of a window."""
     lateness: str = "10 minutes"
-    """How far behind the newest event time a record may be and still count; older windows are closed."""
+    """Time by which a record may be behind the newest event time and still count; older windows are closed."""
     max_deviation: float = 0.05
     """Relative standard deviation of the counts; 0.01 needs 25 times the state of 0.05."""
     starting_offsets: str = "earliest"
-    """Where a new checkpoint begins: earliest, latest, or what checkpoint_rewind reports as starting_offsets."""
+    """Start of a new checkpoint: earliest, latest, or the starting_offsets that checkpoint_rewind reports."""
     start_over: bool = False
-    """Whether a new checkpoint may count anew into a target that holds windows already."""
+    """Whether a new checkpoint may count again into a target that already holds windows."""
     max_records_per_trigger: int | None = None
-    """Most records in one batch; by default all that are there."""
+    """Largest number of records in one batch; by default all available records."""
     fail_on_data_loss: bool = True
-    """Whether records that expired before they were read end the job; false goes on without them."""
+    """Whether records that expired before they were read end the job; false continues without them."""
     ephemeral: bool = False
     """Accept a checkpoint in a temporary folder, for a trial."""
     consumer: dict[str, str] = field(default_factory=dict)
@@ -126,12 +126,12 @@ class Parameters(Paced):
 
     @property
     def source(self) -> str:
-        """Topic and brokers, for messages."""
+        """Return topic and brokers, for messages."""
         return f"{self.topic} at {self.bootstrap_servers}"
 
 
 def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
-    """Return the number of unique keys of each window; ``records`` as Kafka's source gives them."""
+    """Return the number of unique keys of each window; ``records`` have the columns of Kafka's source."""
     keyed = records.select(F.expr(params.event_time).alias("event_time"), F.expr(params.key).alias("key"))
     unusable = F.count_if(F.col("event_time").isNull() | F.col("key").isNull())
     return (
@@ -154,7 +154,7 @@ class Merger(BatchFunction):
     def __init__(self, spark: SparkSession, params: Parameters) -> None:
         self._target: DeltaTable = delta_table(spark, params.target)
         self._source = params.source
-        # Only what the report looks back on: a continuous job runs for months.
+        # Only the batches that the report needs: a continuous job runs for months.
         self.batches: deque[int] = deque(maxlen=100)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
@@ -164,7 +164,7 @@ class Merger(BatchFunction):
         try:
             merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
         except (PySparkException, Py4JJavaError) as failure:
-            # The records are read as they are merged, so this is where the source's failures show.
+            # The records are read during the merge, so the source's failures are raised here.
             raise source_failure(failure, self._source) or failure from None
         self.batches.append(batch_id)
 
@@ -185,10 +185,10 @@ def read_topic(spark: SparkSession, params: Parameters) -> DataFrame:
 
 
 def check(spark: SparkSession, params: Parameters) -> list[Change]:
-    """Compare the query with the checkpoint; return what changes without effect.
+    """Compare the query with the checkpoint and return the changes without effect.
 
     Raises:
-        WrongUse: the checkpoint can't go on with the query.
+        WrongUse: the checkpoint can't continue with the query.
     """
     query = windowed_counts(read_topic(spark, params), params)
     found = changes(read_checkpoint(spark, params.checkpoint), plan_of(query))
@@ -199,7 +199,7 @@ def check(spark: SparkSession, params: Parameters) -> list[Change]:
 
 
 def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Return the newest batch and how far each partition is behind: from what is done to the topic's end.
+    """Return the newest batch and each partition's lag: from the last completed batch to the topic's end.
 
     Raises:
         NotReady: the query hasn't begun, or no broker answers.
@@ -221,11 +221,11 @@ def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merger]:
-    """Make or check the table, compare query and checkpoint, and start the query.
+    """Create or check the table, compare query and checkpoint, and start the query.
 
     Raises:
-        NotReady: no broker answers, or the topic isn't there.
-        WrongUse: the target is another table, or the checkpoint can't go on with the query.
+        NotReady: no broker answers, or the topic doesn't exist.
+        WrongUse: the target is another table, or the checkpoint can't continue with the query.
     """
     partition_counts(spark, [params.topic], java_client_settings(params.bootstrap_servers, params.consumer))
     create_table(spark, params.target, spark.createDataFrame([], _COUNTS).schema)
@@ -258,7 +258,7 @@ def _claim(spark: SparkSession, params: Parameters) -> None:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Do the action and report.
+    """Run the action and return its report.
 
     Raises:
         JobFailed: records have expired, or the broker doesn't answer any more.
