@@ -28,6 +28,7 @@ def node(meta: Any, materialized: str = "incremental") -> dict[str, Any]:
             "table",
             "meta.lakehouse_patterns.scd2 of users needs materialized='scd2', got 'table'",
         ),
+        ({"merger": {}}, "table", "merger of users needs materialized='incremental', got 'table'"),
         ({"unit_tables": {}}, "view", "unit_tables of users needs materialized='unit_tables', got 'view'"),
         ("merger", "incremental", "must map patterns to their options, got merger"),
     ],

@@ -796,7 +796,6 @@ select {columns}"""
 
 
 REFUSED = {
-    "not_incremental": (model(materialized="'table'"), "needs materialized='incremental', got 'table'"),
     "not_merge": (
         model(incremental_strategy="'append'"),
         "needs incremental_strategy='merge', got 'append'",
