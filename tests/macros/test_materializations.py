@@ -133,6 +133,10 @@ class Kernel:
         """Return what each commit of a table did, the oldest first."""
         return [commit["operation"] for commit in reversed(self.project.history(name))]
 
+    def commented(self, name: str) -> int:
+        """Return how many commits of a table changed comments of its columns."""
+        return sum(operation.startswith("CHANGE COLUMN") for operation in self.operations(name))
+
     def rows(self, name: str) -> list[tuple[Any, ...]]:
         return [(row.id, row.amount, str(row.day)) for row in self.project.table(name).collect()]
 
@@ -193,13 +197,13 @@ def test_constraints_of_a_contract_are_the_table_s(kernel: Kernel, name: str) ->
 def test_a_rerun_that_changes_no_description_commits_none(kernel: Kernel) -> None:
     kernel.run(DAY_1, "--select", "data_overwrite", "merger")
     assert kernel.operations("data_overwrite")[-1] == "WRITE"
-    assert kernel.operations("data_overwrite").count("CHANGE COLUMNS") == 1
-    assert kernel.operations("merger").count("CHANGE COLUMNS") == 1
+    assert kernel.commented("data_overwrite") == 1
+    assert kernel.commented("merger") == 1
     kernel.spark.sql(
         f"alter table {kernel.project.schema}.merger alter column amount comment 'changed by hand'"
     )
     kernel.run(DAY_1, "--select", "merger")
-    assert kernel.operations("merger").count("CHANGE COLUMNS") == 3
+    assert kernel.commented("merger") == 3
     assert kernel.comments("merger") == COMMENTS | {"": DESCRIPTION}
 
 
