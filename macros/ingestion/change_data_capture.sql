@@ -6,6 +6,7 @@
 
     `lsn`, the change's position in PostgreSQL's log, orders the changes of a row, because a transaction holds the row's
     lock until its commit. The topic's offset does not, because a restarted connector sends its last changes again.
+    Other databases have no such number, and their records are rejected.
 -#}
 
 {% macro change_data_capture_flags(relation, columns, key) %}
@@ -13,6 +14,8 @@
 {% endmacro %}
 
 {% macro default__change_data_capture_flags(relation, columns, key) %}
+    {#- What isn't a column of the result lives in structs (`cdc`, `texts`, `typed`), whose fields can't meet the names of
+        the source's columns. -#}
     {%- set columns = lakehouse_patterns._cdc_columns(columns, key) -%}
     {%- set key = lakehouse_patterns.as_list(key) -%}
     {%- set sources = columns.values() | map(attribute='from') | list -%}
@@ -22,102 +25,123 @@
     {%- endfor -%}
     {%- set row = 'struct<' ~ lakehouse_patterns._cdc_text_fields(sources) ~ '>' -%}
     {%- set envelope = 'op: string, before: ' ~ row ~ ', after: ' ~ row
-        ~ ', source: struct<lsn: bigint, ts_us: bigint, ts_ms: bigint>'
+        ~ ', source: struct<connector: string, snapshot: string, lsn: bigint, ts_us: bigint, ts_ms: bigint>'
         ~ ', transaction: struct<id: string, total_order: bigint>' -%}
-    {%- set record_key = lakehouse_patterns._cdc_text_fields(key_sources) -%}
-    {%- set row_operations = "op in ('c', 'r', 'u', 'd')" -%}
+    {%- set record_key = 'struct<' ~ lakehouse_patterns._cdc_text_fields(key_sources) ~ '>' -%}
+    {%- set row_operations = "cdc.op in ('c', 'r', 'u', 'd')" -%}
 select
     record,
     ingested_at,
     {%- for name in columns %}
-    {{ adapter.quote(name) }},
+    typed.{{ lakehouse_patterns.quoted_name(name) }},
     {%- endfor %}
-    op,
-    lsn,
-    transaction_id,
-    transaction_order,
-    changed_at,
-    op = 'd' as is_deleted,
-    error.class as error_class,
-    error.message as error_message
+    cdc.op,
+    cdc.lsn,
+    cdc.transaction_id,
+    cdc.transaction_order,
+    cdc.changed_at,
+    cdc.op = 'd' as is_deleted,
+    reason.class as error_class,
+    reason.message as error_message
 from (
     select
         *,
         {#- The first reason counts. -#}
         case
             when record.payload is null then null
-            when op is null
+            when cdc.op is null
                 then named_struct('class', 'MALFORMED_ENVELOPE', 'message', 'the payload is no JSON object with op')
-            when op not in ('c', 'r', 'u', 'd', 't', 'm')
+            when cdc.connector <> 'postgresql'
+                then named_struct(
+                    'class', 'UNSUPPORTED_SOURCE',
+                    'message', concat(cdc.connector, ' has no lsn, which orders the changes: postgresql alone has')
+                )
+            when cdc.op not in ('c', 'r', 'u', 'd', 't', 'm')
                 then named_struct(
                     'class', 'UNKNOWN_OPERATION',
-                    'message', concat('op is ''', op, '''; known are c, r, u, d, t, m')
+                    'message', concat('op is \'', cdc.op, '\'; known are c, r, u, d, t, m')
                 )
-            when op = 'm' then null
-            when lsn is null or changed_at is null
+            when cdc.op = 'm' then null
+            when cdc.lsn is null or cdc.changed_at is null
                 then named_struct('class', 'MALFORMED_ENVELOPE', 'message', 'source.lsn or its time is missing')
-            when op = 't' then null
-            when op <> 'd' and not has_after
-                then named_struct('class', 'MALFORMED_ENVELOPE', 'message', concat('op ', op, ' without after'))
-            when unavailable <> ''
+            when cdc.op = 't' then null
+            when cdc.op <> 'd' and not cdc.has_after
+                then named_struct('class', 'MALFORMED_ENVELOPE', 'message', concat('op ', cdc.op, ' without after'))
+            when wrong.unavailable <> ''
                 then named_struct(
                     'class', 'UNAVAILABLE_VALUE',
-                    'message', concat('PostgreSQL left out the unchanged ', unavailable, '; set REPLICA IDENTITY FULL')
+                    'message', concat(
+                        'PostgreSQL left out the unchanged ', wrong.unavailable, '; set REPLICA IDENTITY FULL'
+                    )
                 )
-            when invalid <> ''
-                then named_struct('class', 'INVALID_VALUE', 'message', concat('no value of the type in ', invalid))
-            when {% for name in key %}{{ adapter.quote(name) }} is null{{ ' or ' if not loop.last }}{% endfor %}
+            when wrong.invalid <> ''
+                then named_struct(
+                    'class', 'INVALID_VALUE', 'message', concat('no value of the type in ', wrong.invalid)
+                )
+            when {% for name in key %}typed.{{ lakehouse_patterns.quoted_name(name) }} is null
+                {{- ' or ' if not loop.last }}{% endfor %}
                 then named_struct('class', 'NULL_KEY', 'message', 'the key is missing')
-        end as error
+        end as reason
     from (
         select
             record,
             ingested_at,
-            op,
-            lsn,
-            transaction_id,
-            transaction_order,
-            changed_at,
-            has_after,
-            concat_ws(
-                ', '
-                {%- for name, column in columns.items() %},
-                case when op = 'u' and {{ lakehouse_patterns._cdc_is_left_out('texts.' ~ adapter.quote(name)) }}
-                    then '{{ name }}' end
+            cdc,
+            struct(
+                concat_ws(
+                    ', '
+                    {%- for name in columns %}
+                    {%- set text = 'texts.' ~ lakehouse_patterns.quoted_name(name) %},
+                    case when cdc.op = 'u' and {{ lakehouse_patterns._cdc_is_left_out(text) }}
+                        then {{ lakehouse_patterns.text_literal(name) }} end
+                    {%- endfor %}
+                ) as unavailable,
+                concat_ws(
+                    ', '
+                    {%- for name, column in columns.items() %}
+                    {%- set text = 'texts.' ~ lakehouse_patterns.quoted_name(name) %},
+                    case when {{ row_operations if name in key else "cdc.op in ('c', 'r', 'u')" }}
+                        and {{ text }} is not null
+                        and {{ lakehouse_patterns._cdc_typed(text, column) }} is null
+                        then {{ lakehouse_patterns.text_literal(name ~ ' (' ~ column.type ~ ')') }} end
+                    {%- endfor %}
+                ) as invalid
+            ) as wrong,
+            struct(
+                {%- for name, column in columns.items() %}
+                {{ lakehouse_patterns._cdc_typed('texts.' ~ lakehouse_patterns.quoted_name(name), column) }}
+                    as {{ lakehouse_patterns.quoted_name(name) }}
+                {{- ',' if not loop.last }}
                 {%- endfor %}
-            ) as unavailable,
-            concat_ws(
-                ', '
-                {%- for name, column in columns.items() %},
-                case when {{ row_operations if name in key else "op in ('c', 'r', 'u')" }}
-                    and texts.{{ adapter.quote(name) }} is not null
-                    and {{ lakehouse_patterns._cdc_typed('texts.' ~ adapter.quote(name), column) }} is null
-                    then '{{ name }} ({{ column.type }})' end
-                {%- endfor %}
-            ) as invalid,
-            {%- for name, column in columns.items() %}
-            {{ lakehouse_patterns._cdc_typed('texts.' ~ adapter.quote(name), column) }} as {{ adapter.quote(name) }}
-            {{- ',' if not loop.last }}
-            {%- endfor %}
+            ) as typed
         from (
             select
                 record,
                 ingested_at,
-                envelope.op,
-                envelope.source.lsn,
-                envelope.transaction.id as transaction_id,
-                envelope.transaction.total_order as transaction_order,
-                timestamp_micros(
-                    coalesce(envelope.source.ts_us, try_multiply(envelope.source.ts_ms, 1000L))
-                ) as changed_at,
-                envelope.after is not null as has_after,
+                struct(
+                    envelope.op,
+                    envelope.source.connector,
+                    {#- Rows of an incremental snapshot have no position: a negative one, from their time, puts them
+                        before every change that has one, and a later snapshot of a row behind an earlier one. #}
+                    case
+                        when envelope.source.lsn is null
+                            and envelope.op = 'r'
+                            and envelope.source.snapshot = 'incremental'
+                            then {{ lakehouse_patterns._cdc_source_micros() }} - 9223372036854775807
+                        else envelope.source.lsn
+                    end as lsn,
+                    envelope.transaction.id as transaction_id,
+                    envelope.transaction.total_order as transaction_order,
+                    timestamp_micros({{ lakehouse_patterns._cdc_source_micros() }}) as changed_at,
+                    envelope.after is not null as has_after
+                ) as cdc,
                 struct(
                     {%- for name, column in columns.items() %}
-                    {%- set field = adapter.quote(column['from']) %}
+                    {%- set field = lakehouse_patterns.quoted_name(column['from']) %}
                     case
                         when envelope.op = 'd' then
                             {%- if name in key %}
-                            coalesce(envelope.before.{{ field }}, record_key.{{ field }}, record_key.payload.{{ field }})
+                            coalesce(envelope.before.{{ field }}, wrapped_key.payload.{{ field }}, record_key.{{ field }})
                             {%- else %}
                             envelope.before.{{ field }}
                             {%- endif %}
@@ -125,7 +149,7 @@ from (
                         when {{ lakehouse_patterns._cdc_is_left_out('envelope.after.' ~ field) }}
                             then coalesce(envelope.before.{{ field }}, envelope.after.{{ field }})
                         else envelope.after.{{ field }}
-                    end as {{ adapter.quote(name) }}
+                    end as {{ lakehouse_patterns.quoted_name(name) }}
                     {{- ',' if not loop.last }}
                     {%- endfor %}
                 ) as text_values
@@ -138,7 +162,11 @@ from (
                         when parsed.op is null and parsed.payload is not null then parsed.payload
                         else struct(parsed.op, parsed.before, parsed.after, parsed.source, parsed.transaction)
                     end as envelope,
-                    from_json(record.key, 'struct<{{ record_key }}, payload: struct<{{ record_key }}>>') as record_key
+                    {#- Apart, as a key may have a column payload. #}
+                    from_json(record.key, {{ lakehouse_patterns.text_literal(record_key) }}) as record_key,
+                    from_json(
+                        record.key, {{ lakehouse_patterns.text_literal('struct<payload: ' ~ record_key ~ '>') }}
+                    ) as wrapped_key
                 from (
                     select
                         struct(payload, key, topic, partition, offset, timestamp, headers) as record,
@@ -148,7 +176,8 @@ from (
                     {#- Spark copies expressions into a pushed-down filter, and would parse a record a hundred times.
                         A lateral view stops these copies, while a filter on ingested_at still prunes. #}
                     lateral view explode(
-                        array(from_json(payload, 'struct<{{ envelope }}, payload: struct<{{ envelope }}>>'))
+                        array(from_json(payload, {{ lakehouse_patterns.text_literal(
+                            'struct<' ~ envelope ~ ', payload: struct<' ~ envelope ~ '>>') }}))
                     ) once as parsed
                 )
             )
@@ -157,6 +186,11 @@ from (
     )
 )
 {%- endmacro %}
+
+
+{% macro _cdc_source_micros() %}
+    {{- return('coalesce(envelope.source.ts_us, try_multiply(envelope.source.ts_ms, 1000L))') -}}
+{% endmacro %}
 
 
 {% macro change_data_capture_changes(flagged, key) %}
@@ -189,7 +223,7 @@ row_changes as (
             row_number() over (
                 partition by {{ key | join(', ') }}, lsn, op
                 order by ingested_at, record.offset
-            ) as copy_number
+            ) as __lp_copy
         from batch
         where op <> 't'
     ) as changes
@@ -205,7 +239,7 @@ row_changes as (
         and changes.{{ name }} = held.{{ name }}
         {%- endfor %}
     {%- endif %}
-    where copy_number = 1
+    where __lp_copy = 1
 )
 
 select *
@@ -287,7 +321,7 @@ having not max_by(known.is_deleted, known.lsn)
     {#- The columns of the source's rows with their types; only the key while the flagged relation is absent. -#}
     {%- set columns = {} -%}
     {%- for name, type in (lakehouse_patterns.column_types(flagged) if execute else {}).items()
-        if name not in lakehouse_patterns._cdc_own_columns() -%}
+        if name | lower not in lakehouse_patterns._cdc_own_columns() -%}
         {%- do columns.update({name: type}) -%}
     {%- endfor -%}
     {%- for name in key_names -%}
@@ -317,14 +351,15 @@ having not max_by(known.is_deleted, known.lsn)
         {%- do lakehouse_patterns.require_known_keys("column '" ~ name ~ "'", column, ['type', 'from', 'unit']) -%}
         {%- do lakehouse_patterns.require(column.type, "column '" ~ name ~ "' has no type") -%}
         {%- do lakehouse_patterns.require(
-            name not in own,
+            name | lower not in own,
             "'" ~ name ~ "' is a column of a change itself: give it another name, and its name in the source as from"
         ) -%}
         {%- do lakehouse_patterns.require_one_of(
             "unit of column '" ~ name ~ "'", column.get('unit', 'microseconds'), ['microseconds', 'milliseconds']
         ) -%}
+        {%- do lakehouse_patterns._cdc_require_type(name, column.type | lower | trim) -%}
         {%- do complete.update({name: {
-            'type': column.type | lower, 'from': column.get('from', name), 'unit': column.get('unit', 'microseconds')
+            'type': column.type | trim, 'from': column.get('from', name), 'unit': column.get('unit', 'microseconds')
         }}) -%}
     {%- endfor -%}
     {%- do lakehouse_patterns.require(lakehouse_patterns.as_list(key), 'key must name the columns of the primary key') -%}
@@ -341,40 +376,97 @@ having not max_by(known.is_deleted, known.lsn)
     {#- Every value is read as text first, because from_json silently drops a number that doesn't fit its type. -#}
     {%- set fields = [] -%}
     {%- for name in names | unique -%}
-        {%- do fields.append(adapter.quote(name) ~ ': string') -%}
+        {%- do fields.append(lakehouse_patterns.quoted_name(name) ~ ': string') -%}
     {%- endfor -%}
     {{ return(fields | join(', ')) }}
 {% endmacro %}
 
 
 {% macro _cdc_is_left_out(text) %}
-    {#- Debezium's placeholder for a value that was left out: plain, in an array, or in base64. -#}
-    {{ return("(contains(" ~ text ~ ", '__debezium_unavailable_value') or " ~ text
-        ~ " = 'X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==')") }}
+    {#-
+        Debezium's placeholder for a value that PostgreSQL didn't send: plain, within an array, in base64, as the bytes of
+        its text (arrays of numbers and dates) or as the UUID of their hash (arrays of uuid). Arrays of other types come
+        as NULL, which nobody can tell from NULL.
+    -#}
+    {%- set placeholder = '__debezium_unavailable_value' -%}
+    {%- set bytes = '[95,95,100,101,98,101,122,105,117,109,95,117,110,97,118,97,105,108,97,98,108,101,95,'
+        ~ '118,97,108,117,101]' -%}
+    {{ return("(contains(" ~ text ~ ", '" ~ placeholder ~ "') or " ~ text
+        ~ " = 'X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=='"
+        ~ " or contains(" ~ text ~ ", 'b68a35a7-17ad-35b3-af2a-ae46edb4545a')"
+        ~ " or startswith(" ~ text ~ ", '[95') and regexp_replace(" ~ text ~ ", ' ', '') = '" ~ bytes ~ "')") }}
+{% endmacro %}
+
+
+{% macro _cdc_types() %}
+    {#- The types that a column can have, as regular expressions. Nested ones may hold any of them. -#}
+    {{ return([
+        'string', 'boolean', 'binary', 'date', 'timestamp', 'timestamp_ntz',
+        'tinyint|byte', 'smallint|short', 'int|integer', 'bigint|long', 'float|real', 'double',
+        '(decimal|dec|numeric)\\(\\s*\\d+\\s*(,\\s*\\d+\\s*)?\\)', '(var)?char\\(\\s*\\d+\\s*\\)',
+        'array<.+>', 'map<.+>', 'struct<.+>'
+    ]) }}
+{% endmacro %}
+
+
+{% macro _cdc_require_type(name, type) %}
+    {#- A type that isn't known would become NULL, or something else than the source has. -#}
+    {%- set known = [] -%}
+    {%- for pattern in lakehouse_patterns._cdc_types() if modules.re.fullmatch(pattern, type) -%}
+        {%- do known.append(pattern) -%}
+    {%- endfor -%}
+    {%- do lakehouse_patterns.require(
+        known,
+        "column '" ~ name ~ "' has the type '" ~ type ~ "'; allowed are string, char(n), varchar(n), boolean, tinyint, "
+        ~ "smallint, int, bigint, float, double, decimal(p,s), date, timestamp, timestamp_ntz, binary, array, map, struct"
+    ) -%}
+    {%- if type.startswith('array<') -%}
+        {%- do lakehouse_patterns._cdc_require_type(name, type[6:-1] | trim) -%}
+    {%- endif -%}
 {% endmacro %}
 
 
 {% macro _cdc_typed(text, column) %}
-    {#- A value of the type from Debezium's notation (time.precision.mode adaptive); NULL if the text is none. -#}
-    {%- set type = column.type -%}
+    {#- Debezium's notation (time.precision.mode adaptive) as a value of the type; NULL for what is none. -#}
+    {%- set type = column.type | lower -%}
     {%- if type == 'string' -%}
         {{ return(text) }}
-    {%- elif type == 'timestamp' -%}
+    {%- elif modules.re.fullmatch('(var)?char\\(.*\\)', type) -%}
+        {{ return('case when char_length(' ~ text ~ ') <= ' ~ modules.re.findall('\\d+', type)[0] ~ ' then ' ~ text ~ ' end') }}
+    {%- elif type in ('timestamp', 'timestamp_ntz') -%}
         {%- set number = 'try_cast(' ~ text ~ ' as bigint)' -%}
         {%- set micros = 'try_multiply(' ~ number ~ ', 1000L)' if column.unit == 'milliseconds' else number -%}
-        {{ return('coalesce(timestamp_micros(' ~ micros ~ '), try_to_timestamp(' ~ text ~ '))') }}
+        {%- if type == 'timestamp' -%}
+            {{ return('coalesce(timestamp_micros(' ~ micros ~ '), ' ~ lakehouse_patterns._full_timestamp(text) ~ ')') }}
+        {%- endif -%}
+        {#- The number counts from 1970 in no zone: through the session's zone and back. -#}
+        {{ return(
+            "coalesce(convert_timezone('UTC', cast(timestamp_micros(" ~ micros ~ ') as timestamp_ntz)), '
+            ~ 'case when ' ~ lakehouse_patterns._is_full_timestamp(text) ~ ' then try_cast(' ~ text ~ ' as timestamp_ntz) end)'
+        ) }}
     {%- elif type == 'date' -%}
         {{ return(
-            'coalesce(date_from_unix_date(try_cast(' ~ text ~ ' as int)), try_cast(' ~ text ~ ' as date))'
+            'coalesce(date_from_unix_date(try_cast(' ~ text ~ ' as int)), case when ' ~ text
+            ~ " rlike '^-?[0-9]{4,}-[0-9]{2}-[0-9]{2}$' then try_cast(" ~ text ~ ' as date) end)'
         ) }}
     {%- elif type == 'binary' -%}
         {{ return("try_to_binary(" ~ text ~ ", 'base64')") }}
-    {%- elif type.startswith('array') or type.startswith('map') or type.startswith('struct') -%}
-        {{ return("from_json(" ~ text ~ ", '" ~ type ~ "')") }}
-    {%- elif modules.re.fullmatch('decimal\\(\\s*\\d+\\s*,\\s*\\d+\\s*\\)', type) -%}
-        {#- A plain cast would round a value of a wider column of the source. -#}
+    {%- elif type.startswith('array<') -%}
+        {#- Element by element, as each may be in Debezium's notation; one that is no value makes the whole none. -#}
+        {%- set of_items = {'type': column.type[6:-1] | trim, 'unit': column.unit} -%}
+        {%- set typed = lakehouse_patterns._cdc_typed('item', of_items) -%}
+        {%- set items = 'from_json(' ~ text ~ ", 'array<string>')" -%}
+        {{ return(
+            'case when forall(' ~ items ~ ', item -> item is null or ' ~ typed ~ ' is not null) '
+            ~ 'then transform(' ~ items ~ ', item -> ' ~ typed ~ ') end'
+        ) }}
+    {%- elif type.startswith('map') or type.startswith('struct') -%}
+        {{ return('from_json(' ~ text ~ ', ' ~ lakehouse_patterns.text_literal(column.type) ~ ')') }}
+    {%- elif modules.re.fullmatch('(decimal|dec|numeric)\\(.*\\)', type) -%}
+        {#- A cast would round what the source's wider column holds. -#}
         {%- set digits = modules.re.findall('\\d+', type) -%}
-        {%- set exact = 'decimal(38, ' ~ (38 - (digits[0] | int) + (digits[1] | int)) ~ ')' -%}
+        {%- set scale = digits[1] | int if digits | length > 1 else 0 -%}
+        {%- set exact = 'decimal(38, ' ~ (38 - (digits[0] | int) + scale) ~ ')' -%}
         {{ return(
             'case when try_cast(' ~ text ~ ' as ' ~ type ~ ') = try_cast(' ~ text ~ ' as ' ~ exact
             ~ ') then try_cast(' ~ text ~ ' as ' ~ type ~ ') end'

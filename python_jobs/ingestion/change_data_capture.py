@@ -40,6 +40,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from python_jobs.ingestion.replica_identity import require_replica_identities
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
@@ -51,6 +52,7 @@ from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, partition_counts, source_failure
+from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.spark.job import run_job
 
 # No statistics over payload and key: they cost, and can't hold bytes that are no text.
@@ -86,6 +88,14 @@ class Parameters(Paced, Clocked):
     """Further columns, --derive.NAME "SQL EXPRESSION" over the record's own (to_date(timestamp))."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the table."""
+    jdbc_url: str | None = None
+    """Check the replica identities of the topics' tables in PostgreSQL first: jdbc:postgresql://host:port/database."""
+    user: str | None = None
+    """Database user of that check."""
+    password_env: str | None = None
+    """Environment variable that holds the database password."""
+    password_file: str | None = None
+    """File that holds the database password."""
 
     def __post_init__(self) -> None:
         Paced.__post_init__(self)
@@ -97,6 +107,18 @@ class Parameters(Paced, Clocked):
         if taken:
             raise WrongUse(f"derive names columns that the record itself has: {', '.join(taken)}")
         refuse_secrets(self.consumer)
+        if self.jdbc_url is None and (self.user or self.password_env or self.password_file):
+            raise WrongUse("user, password_env and password_file belong to jdbc_url")
+        _ = self.postgres
+
+    @property
+    def postgres(self) -> PostgresAccess | None:
+        """Where the captured tables are, if they are to be checked."""
+        if self.jdbc_url is None:
+            return None
+        if not self.user:
+            raise WrongUse("jdbc_url needs user, and password_env or password_file")
+        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
 
     @property
     def source(self) -> str:
@@ -164,10 +186,13 @@ def start(
 
     Raises:
         NotReady: no broker answers, or a topic isn't there.
-        WrongUse: the target is another table, or the checkpoint belongs to another query.
+        WrongUse: the target is another table, the checkpoint belongs to another query, or a table's replica identity
+            leaves out what can't be recognised.
     """
     settings = consumer_settings(params.bootstrap_servers, params.consumer)
     partitions = partition_counts(spark, params.topics, settings)
+    if params.postgres is not None:
+        require_replica_identities(spark, params.postgres, params.topics)
     is_new = _prepare_target(spark, params)
     contract = {
         "job": "change_data_capture",

@@ -183,6 +183,197 @@ def test_schemas_sent_along_keys_and_full_identities_are_understood(spark, rende
     assert_rows(millis.select("seen_at"), [(START + dt.timedelta(milliseconds=123),)])
 
 
+# The bytes of Debezium's placeholder, and the UUID of their hash, as connector 3.6.1 sends them for unchanged arrays.
+LEFT_OUT_BYTES = list(b"__debezium_unavailable_value")
+LEFT_OUT_UUID = "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
+ARRAYS = {
+    "id": "int",
+    "big": "string",
+    "tags": "array<int>",
+    "btags": "array<bigint>",
+    "members": "array<string>",
+    "words": "array<string>",
+    "days": "array<date>",
+}
+
+
+def test_unchanged_arrays_of_a_real_connector_are_no_values(spark, render, records, ansi_modes):
+    """The second update has the old row along, as with REPLICA IDENTITY FULL; in the third one array is unchanged."""
+    uuid = "11111111-1111-1111-1111-111111111111"
+    known = {
+        "id": 1, "big": "text", "tags": [7, 8], "btags": [9], "members": [uuid], "words": ["a"], "days": [20_454],
+    }  # fmt: skip
+    left_out = {
+        "id": 1, "big": "__debezium_unavailable_value", "tags": LEFT_OUT_BYTES, "btags": LEFT_OUT_BYTES,
+        "members": [LEFT_OUT_UUID], "words": ["__debezium_unavailable_value"], "days": LEFT_OUT_BYTES,
+    }  # fmt: skip
+    frame = records.frame(
+        envelope("u", 1, after=left_out),
+        envelope("u", 2, before=known, after=left_out),
+        envelope("u", 3, after=known | {"days": LEFT_OUT_BYTES}),
+        envelope("u", 4, after=known | {"tags": LEFT_OUT_BYTES[:-1]}),
+    )
+    found = flagged(spark, render, frame, ARRAYS)
+    wanted = (1, "text", [7, 8], [9], [uuid], ["a"], [dt.date(2026, 1, 1)])
+    assert_rows(
+        found.where("error_class is null").select("lsn", *ARRAYS),
+        [(2, *wanted), (4, *wanted[:2], LEFT_OUT_BYTES[:-1], *wanted[3:])],
+    )
+    assert_rows(
+        found.where("error_class is not null").select("lsn", "error_class", "error_message"),
+        [
+            (
+                1, "UNAVAILABLE_VALUE",
+                "PostgreSQL left out the unchanged big, tags, btags, members, words, days; set REPLICA IDENTITY FULL",
+            ),
+            (3, "UNAVAILABLE_VALUE", "PostgreSQL left out the unchanged days; set REPLICA IDENTITY FULL"),
+        ],
+    )  # fmt: skip
+
+
+def snapshot_row(kind: str, lsn: int | None, seconds: int, after: dict[str, Any], op: str = "r") -> str:
+    source = {
+        "connector": "postgresql",
+        "snapshot": kind,
+        "lsn": lsn,
+        "ts_ms": int(time(seconds).timestamp() * 1000),
+    }
+    return json.dumps({"op": op, "before": None, "after": after, "source": source})
+
+
+def test_rows_of_an_incremental_snapshot_are_older_than_every_change(spark, render, records, ansi_modes):
+    """Its rows have no lsn, and of two snapshots of a row the later counts."""
+    frame = records.frame(
+        snapshot_row("incremental", None, 1, row(1, name="old")),
+        snapshot_row("incremental", None, 9, row(1, name="old, read again")),
+        snapshot_row("false", 0, 5, row(1, name="changed"), op="u"),
+        snapshot_row("last", None, 5, row(2)),
+        snapshot_row("incremental", None, 5, row(3), op="u"),
+    )
+    found = flagged(spark, render, frame)
+    ordered = found.where("error_class is null").orderBy("lsn").select("name").collect()
+    assert [found["name"] for found in ordered] == ["old", "old, read again", "changed"]
+    assert_rows(
+        found.where("error_class is null and lsn < 0").select("name", "changed_at"),
+        [("old", time(1)), ("old, read again", time(9))],
+    )
+    assert_rows(
+        found.where("error_class is not null").select("id", "error_class", "error_message"),
+        [
+            (2, "MALFORMED_ENVELOPE", "source.lsn or its time is missing"),
+            (3, "MALFORMED_ENVELOPE", "source.lsn or its time is missing"),
+        ],
+    )
+
+
+def test_a_source_without_an_order_of_changes_is_rejected(spark, render, records, ansi_modes):
+    source = {
+        "connector": "mysql",
+        "file": "mysql-bin.000003",
+        "pos": 484,
+        "row": 0,
+        "ts_ms": 1_767_225_601_000,
+    }
+    frame = records.frame(
+        json.dumps({"op": "c", "before": None, "after": row(1), "source": source}),
+        envelope("c", 1, after=row(2)),
+    )
+    assert_rows(
+        flagged(spark, render, frame).select("id", "error_class", "error_message"),
+        [
+            (1, "UNSUPPORTED_SOURCE", "mysql has no lsn, which orders the changes: postgresql alone has"),
+            (2, None, None),
+        ],
+    )
+
+
+# What the macros' own SQL calls its parts, and names that SQL reserves or splits.
+HELPERS = (
+    "error", "invalid", "unavailable", "has_after", "copy_number", "__lp_copy", "cdc", "texts", "typed", "wrong",
+    "reason", "text_values", "envelope", "parsed", "once", "record_key", "wrapped_key", "payload", "key", "before",
+    "after", "source", "batch", "changes", "held", "known", "truncates", "item", "class", "Order Id", "select", "FROM",
+    "it's",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["payload", "Order Id"])
+def test_columns_may_have_the_names_of_the_macros_own_parts(spark, render, records, key):
+    columns = dict.fromkeys(HELPERS, "string")
+    values = {name: f"{name}!" for name in HELPERS}
+    frame = records.frame(
+        envelope("c", 1, after=values),
+        envelope("u", 2, after=values | {"error": "__debezium_unavailable_value"}),
+    ).union(records.frame(envelope("d", 3), key=json.dumps({key: "gone"}))).union(
+        records.frame(envelope("d", 4), key=json.dumps({"schema": {}, "payload": {key: "wrapped"}}))
+    )  # fmt: skip
+    found = flagged(spark, render, frame, columns, key)
+    quoted = ["`" + name.replace("`", "``") + "`" for name in HELPERS]
+    assert_rows(
+        found.where("lsn = 1").select(*quoted, "error_class"), [(*(f"{name}!" for name in HELPERS), None)]
+    )
+    assert_rows(
+        found.where("lsn > 1").select("lsn", f"`{key}`", "error_class", "error_message"),
+        [
+            (2, f"{key}!", "UNAVAILABLE_VALUE", "PostgreSQL left out the unchanged error; set REPLICA IDENTITY FULL"),
+            (3, "gone", None, None),
+            (4, "wrapped", None, None),
+        ],
+    )  # fmt: skip
+
+
+TYPES = {
+    "id": "bigint", "flag": "boolean", "small": "tinyint", "ratio": "double", "code": "varchar(3)", "fixed": "char(2)",
+    "whole": "decimal(4)", "at": "timestamp_ntz", "moment": "timestamp", "times": "array<timestamp>",
+    "prices": "array<decimal(5,2)>", "grid": "array<array<int>>", "attributes": "map<string,string>",
+    "place": "struct<cityName: string, visits: int>",
+}  # fmt: skip
+
+
+def test_every_type_that_a_column_may_have_is_read_exactly(spark, render, records, ansi_modes):
+    """The first record has a value of each, the second none; each of the others has one that is none of its type."""
+    good = {
+        "id": 1, "flag": True, "small": 127, "ratio": 0.1, "code": "abc", "fixed": "de", "whole": "9999",
+        "at": 1_767_225_600_000_001, "moment": "2026-01-01T01:00:00", "times": [1_767_225_600_000_000, None],
+        "prices": ["1.20"], "grid": [[1], [2, 3]], "attributes": {"a": "b"}, "place": {"cityName": "Rome", "visits": 2},
+    }  # fmt: skip
+    bad = {
+        "flag": "maybe", "small": 128, "ratio": "much", "code": "abcd", "fixed": "def", "whole": "1.5",
+        "at": "10:30", "moment": "10:30", "times": ["soon"], "prices": ["1.239"], "grid": [["x"]],
+    }  # fmt: skip
+    frame = records.frame(
+        envelope("c", 1, after=good),
+        envelope("c", 2, after={"id": 2}),
+        *(
+            envelope("c", 3 + number, after=good | {name: value})
+            for number, (name, value) in enumerate(bad.items())
+        ),
+    )
+    found = flagged(spark, render, frame, TYPES)
+    assert_rows(
+        found.where("error_class is null").select("id", *list(TYPES)[1:]),
+        [
+            (
+                1, True, 127, 0.1, "abc", "de", Decimal("9999"), time(0).replace(microsecond=1, tzinfo=None),
+                dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC), [START, None], [Decimal("1.20")], [[1], [2, 3]],
+                {"a": "b"}, ("Rome", 2),
+            ),
+            (2, *[None] * 13),
+        ],
+    )  # fmt: skip
+    assert_rows(
+        found.where("error_class is not null").select("error_class", "error_message"),
+        [("INVALID_VALUE", f"no value of the type in {name} ({TYPES[name]})") for name in bad],
+    )
+
+
+@pytest.mark.parametrize(
+    "type_", ["variant", "interval day to second", "void", "decimal", "array<variant>", "uuid"]
+)
+def test_a_type_that_is_not_known_is_refused(render, type_):
+    with pytest.raises(DbtRuntimeError, match=r"column 'it' has the type '.*'; allowed are string"):
+        render("change_data_capture_flags", relation="records", columns={"id": "int", "it": type_}, key="id")
+
+
 @pytest.mark.parametrize(
     ("columns", "key", "sentence"),
     [
@@ -190,6 +381,7 @@ def test_schemas_sent_along_keys_and_full_identities_are_understood(spark, rende
         ({"id": "int"}, "no", "key names 'no', which is none of the columns id"),
         ({"id": "int"}, [], "key must name the columns of the primary key"),
         ({"id": "int", "op": "string"}, "id", "'op' is a column of a change itself"),
+        ({"id": "int", "LSN": "string"}, "id", "'LSN' is a column of a change itself"),
         ({"id": {"kind": "int"}}, "id", "column 'id' has no option 'kind'; allowed: type, from, unit"),
         (
             {"id": {"type": "timestamp", "unit": "days"}},
