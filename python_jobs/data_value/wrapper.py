@@ -9,7 +9,8 @@ whitespace included. Bytes that are no UTF-8 can't be a JSON string and come as 
 the record survives in any case. Another job version changes ``processing_context`` alone.
 
 A Delta source is streamed: each micro-batch is one commit, and a batch that runs again adds nothing. Files
-are one batch under the ``batch_version`` you give it, and the same version adds nothing a second time.
+are one batch under the ``batch_version`` you give it, and the same version adds nothing a second time, whatever other
+versions came before.
 
 Cost: one pass, no shuffle; an envelope adds about 80 bytes and the escapes of the record's quotes.
 
@@ -154,10 +155,10 @@ def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
             raise NotReady(f"there is no file at {parameters.source}") from None
         raise
     envelopes = wrap(lines, "value", parameters.job_version, parameters.batch_version)
-    transaction = (APP_ID, parameters.batch_version)
-    commit = find_commit(
-        spark, parameters.target, write_once(spark, envelopes, parameters.target, transaction=transaction)
-    )
+    # Each batch is a writer of its own: of one writer Delta skips all numbers below its newest, in silence.
+    transaction = (f"{APP_ID}/{parameters.batch_version}", 0)
+    written = write_once(spark, envelopes, parameters.target, transaction=transaction)
+    commit = find_commit(spark, parameters.target, written)
     return {"batches": int(commit is not None), "version": latest_version(spark, parameters.target)}
 
 

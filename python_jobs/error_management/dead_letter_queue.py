@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.intervals import to_micros
-from python_jobs.shared.delta.commits import commit_metrics, latest_version
+from python_jobs.shared.delta.commits import find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.streams import create_table, evaluated_once, parse_duration
 from python_jobs.shared.delta.tables import delta_table, read_table
 from python_jobs.shared.records.dead_letters import DISCARDED, PARKED, PENDING
@@ -174,29 +174,27 @@ def _note(spark: SparkSession, table: str, passed: list[tuple[Any, ...]]) -> boo
     """Record alerts and return whether one of them is new."""
     rows = spark.createDataFrame(passed, _ALERTS)
     create_table(spark, table, rows.schema)
-    before = latest_version(spark, table)
     same = "t.dead_letter = s.dead_letter and t.day = s.day and t.limit = s.limit"
     merge = delta_table(spark, table).alias("t").merge(rows.alias("s"), same)
-    merge.whenNotMatchedInsertAll().execute()
-    # Delta writes no commit for a merge that changes nothing.
-    return latest_version(spark, table) > before and commit_metrics(spark, table)["numTargetRowsInserted"] > 0
+    return bool(merge.whenNotMatchedInsertAll().execute().collect()[0]["num_inserted_rows"])
 
 
 def _discard(spark: SparkSession, params: Parameters, now: dt.datetime) -> dict[str, Any]:
     chosen = is_open() & F.expr(params.where or "true")
     if params.older_than is not None:
         chosen &= F.col("processed_at") < F.lit(now - parse_duration(params.older_than))
-    before = latest_version(spark, params.dead_letter)
-    delta_table(spark, params.dead_letter).update(
-        chosen,
-        {
-            "status": F.lit(DISCARDED),
-            "status_changed_at": F.lit(now),
-            "status_reason": F.lit(params.reason),
-        },
-    )
-    version = latest_version(spark, params.dead_letter)
-    discarded = commit_metrics(spark, params.dead_letter)["numUpdatedRows"] if version > before else 0
+    with noted(spark, params.dead_letter) as update:
+        delta_table(spark, params.dead_letter).update(
+            chosen,
+            {
+                "status": F.lit(DISCARDED),
+                "status_changed_at": F.lit(now),
+                "status_reason": F.lit(params.reason),
+            },
+        )
+    commit = find_commit(spark, params.dead_letter, update)  # none of an update that finds nothing
+    version = latest_version(spark, params.dead_letter) if commit is None else commit["version"]
+    discarded = 0 if commit is None else numeric_metrics(commit)["numUpdatedRows"]
     return {"discarded": discarded, "dead_letter": {"table": params.dead_letter, "version": version}}
 
 

@@ -5,11 +5,13 @@ The order decides the effect of a crash on the records read since the last commi
 * ``at_least_once``: processed, then committed; the records are processed twice;
 * ``at_most_once``: committed, then processed; records that weren't processed yet are lost;
 * ``exactly_once``: the write of the records commits the position. Each partition's records are one Delta commit whose
-  ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, topic and partition. A restart continues
-  after the table's last record, independent of the group's offsets in Kafka.
+  ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, topic id and partition; the id, because a
+  recreated topic counts from 0 again. A restart continues after the table's last record, independent of the group's
+  offsets in Kafka.
 
 A position is the *next* offset of one partition; each partition has its own. Nothing is committed in the background.
-Records that expired before they were read end the program (exit code 3) unless ``--fail_on_data_loss false``.
+Records that expired, or whose topic was recreated, before they were read end the program (exit code 3) unless
+``--fail_on_data_loss false``.
 
 Guarantee: after a crash at most ``--commit_every`` records are repeated or lost. One process reads a group at a time:
 partitions are assigned, not balanced. In ``exactly_once`` a second process ends when it notices the first process's
@@ -34,15 +36,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.clock import Clocked
-from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import from_micros, to_micros
-from python_jobs.shared.delta.commits import latest_version, transaction_version, write_once
+from python_jobs.shared.delta.commits import (
+    find_commit,
+    latest_version,
+    transaction_version,
+    transaction_versions,
+    write_once,
+)
 from python_jobs.shared.delta.tables import table_exists
 from python_jobs.shared.kafka.bronze_records import bronze_rows
 from python_jobs.shared.kafka.clients import (
@@ -53,6 +62,7 @@ from python_jobs.shared.kafka.clients import (
     passes,
     patiently,
     surviving_offset,
+    topic_id,
 )
 from python_jobs.shared.kafka.settings import refuse_secrets
 from python_jobs.shared.spark.job import run_job
@@ -86,7 +96,7 @@ class Subscription:
     until_end: bool = False
     """Stop at the topic's end as of the start; by default run until SIGTERM or SIGINT."""
     fail_on_data_loss: bool = True
-    """Whether records that expired before they were read end the program; false continues without them."""
+    """Whether records that are gone before they were read end the program; false continues without them."""
     settings: dict[str, str] = field(default_factory=dict)
     """Further settings of Kafka's client (librdkafka's names); a secret as ${env:NAME}."""
 
@@ -240,8 +250,32 @@ class TableSink:
         self._spark, self._params = spark, params
         self._positions: dict[int, int] = {}
 
+    @cached_property
+    def _writer(self) -> str:
+        """Whose positions these are, but for the topic's id."""
+        params = self._params
+        return f"kafka_consumer/{params.group}/{params.generation}/{params.topic}/"
+
+    @cached_property
+    def _topic_id(self) -> str:
+        params = self._params
+        found = topic_id(client_settings(params.bootstrap_servers, params.settings), params.topic)
+        if params.fail_on_data_loss and table_exists(self._spark, params.target):
+            writers = transaction_versions(self._spark, params.target)
+            others = [name for name in writers if name.startswith(self._writer)]
+            if others and not any(name.startswith(f"{self._writer}{found}/") for name in others):
+                raise DataRefused(
+                    f"the topic {params.topic} was recreated since records of it were written to {params.target}: what "
+                    "the old one still had is gone; read the new one with --fail_on_data_loss false"
+                )
+        return found
+
     def positions(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Return the next offset of each partition with records in the table."""
+        """Return the next offset of each partition with records in the table.
+
+        Raises:
+            DataRefused: they are records of a topic that was deleted and recreated, and ``fail_on_data_loss`` is set.
+        """
         if table_exists(self._spark, self._params.target):
             for partition in partitions:
                 position = transaction_version(self._spark, self._params.target, self._app_id(partition))
@@ -257,7 +291,7 @@ class TableSink:
         """Append each partition's records in one commit that also contains the next offset.
 
         Raises:
-            JobFailed: another process has written records of the partition.
+            JobFailed: another process has written records of the partition, or the topic was recreated meanwhile.
         """
         before = dict(self._positions)
         for partition, position in positions_behind(records).items():
@@ -267,12 +301,16 @@ class TableSink:
                     f"another process took {self._params.topic}/{partition} of group {self._params.group} over"
                 )
             transaction = (self._app_id(partition), position)
-            write_once(self._spark, rows, self._params.target, transaction=transaction)
+            written = write_once(self._spark, rows, self._params.target, transaction=transaction)
+            if find_commit(self._spark, self._params.target, written) is None:
+                raise JobFailed(
+                    f"{self._params.target} already has records of {self._params.topic}/{partition} up to offset "
+                    f"{position} or beyond (another process wrote them, or the topic was recreated); run again"
+                )
             self._positions[partition] = position
 
     def _app_id(self, partition: int) -> str:
-        params = self._params
-        return f"kafka_consumer/{params.group}/{params.generation}/{params.topic}/{partition}"
+        return f"{self._writer}{self._topic_id}/{partition}"
 
     def _rows(self, records: Sequence[Message]) -> DataFrame:
         now = self._params.processing_time()

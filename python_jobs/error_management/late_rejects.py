@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.error_management.late_partitions import DateQuery, changed_partitions
 from python_jobs.shared.core.failures import JobFailed
-from python_jobs.shared.delta.commits import transaction_version, write_once
+from python_jobs.shared.delta.commits import find_commit, transaction_version, write_once
 from python_jobs.shared.delta.streams import create_table, empty_source, evaluated_once, nullable
 from python_jobs.shared.delta.tables import read_version, table_id
 
@@ -54,7 +54,8 @@ def reject_rows(
 
     Raises:
         WrongUse: the source has a column of :data:`REJECT_COLUMNS`, or ``rejects`` is another table.
-        JobFailed: the source's last compared version was vacuumed or its log has expired.
+        JobFailed: the source's last compared version was vacuumed or its log has expired, or another run rejected
+            the same rows at the same time.
     """
     empty = empty_source(spark, query.source, REJECT_COLUMNS)
 
@@ -66,7 +67,8 @@ def reject_rows(
         )
 
     create_table(spark, rejects, nullable(rejected(empty).schema))
-    app_id = f"late_data_rejects/{table_id(spark, query.target)}"
+    # Of the source, too: another table under its name counts its versions from 0 again.
+    app_id = f"late_data_rejects/{table_id(spark, query.target)}/{table_id(spark, query.source)}"
     last = transaction_version(spark, rejects, app_id)
     if last is not None and last >= source_version:
         return {}
@@ -74,7 +76,7 @@ def reject_rows(
     try:
         with evaluated_once(rejected(rows)) as found:
             counts = found.groupBy(F.col(query.partition_column).cast("string")).count().collect()
-            write_once(spark, found, rejects, transaction=(app_id, source_version))
+            written = write_once(spark, found, rejects, transaction=(app_id, source_version))
     except (PySparkException, Py4JJavaError) as failure:
         if not any(sign in str(failure) for sign in _GONE):
             raise
@@ -82,6 +84,10 @@ def reject_rows(
             f"the new rows of {query.source} since version {last} can't be found, because this version was vacuumed or "
             "its log has expired: start again with another table as rejects"
         ) from None
+    if counts and find_commit(spark, rejects, written) is None:
+        raise JobFailed(
+            f"another run appended to {rejects} what is new in {query.source} at the same time; run again"
+        )
     return {row[0]: row[1] for row in counts}
 
 

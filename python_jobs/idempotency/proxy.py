@@ -37,10 +37,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
-from python_jobs.shared.delta.commits import commit_note, find_commit, write_once
+from python_jobs.shared.delta.commits import commit_note, commits, find_commit, write_once
 from python_jobs.shared.delta.tables import (
     deleted_file_retention,
-    delta_table,
     retention_properties,
     sql_name,
     table_exists,
@@ -58,7 +57,6 @@ from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.queries import require_rows, user_query
 
 NOTE = "proxy"
-_HISTORY = 1000
 
 
 @dataclass(frozen=True)
@@ -221,8 +219,7 @@ def restore_delta(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 def _delta_versions(spark: SparkSession, params: Parameters) -> dict[str, int]:
     """Return the table's Delta version by the version of its load."""
     found = {}
-    history = delta_table(spark, params.target).history(_HISTORY)
-    for row in history.select("version", "userMetadata").collect():
+    for row in commits(spark, params.target):
         if NOTE in (note := commit_note(row.userMetadata)):
             found[note[NOTE]] = row.version
     return found

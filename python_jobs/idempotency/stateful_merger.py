@@ -34,7 +34,6 @@ although it computes this run's minus one, and its numbers leave out that RESTOR
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,13 +42,13 @@ from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.registries import read_registry, register
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import from_micros, parse_time
-from python_jobs.shared.delta.commits import commit_note, latest_version, write_once
+from python_jobs.shared.delta.commits import commit_note, commits, commits_after, noted, write_once
 from python_jobs.shared.delta.merge import MergeRules, merge
 from python_jobs.shared.delta.tables import (
     delta_table,
@@ -61,7 +60,6 @@ from python_jobs.shared.delta.tables import (
 )
 from python_jobs.shared.files.readiness_names import UPKEEP
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.session import settings
 
 NOTE = "stateful_merger"
 FORMAT_VERSION = 1
@@ -69,9 +67,6 @@ _VERSIONS = (
     "execution_time timestamp, delta_table_version long, is_adopted boolean, "
     "table_id string, format_version int"
 )
-_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-# How many of the newest commits are searched for those of this job.
-_HISTORY = 1000
 # What Delta says of a version that vacuum or the log's clean-up has taken, or that is older than the retention.
 _GONE = re.compile(
     r"Not all files from version|Missed files|DELTA_VERSION_NOT_FOUND|Cannot time travel|FILE_NOT_(FOUND|EXIST)"
@@ -109,7 +104,8 @@ class Parameters:
         if not self.key:
             raise WrongUse("key is empty; name the columns that identify a row")
         require_at_least(1, retention_days=self.retention_days)
-        if self.previous is not None and self.previous >= self.at:
+        at = self.at
+        if self.previous is not None and self.previous >= at:
             raise WrongUse(
                 f"previous_execution_time {self.previous_execution_time} is not before {self.execution_time}"
             )
@@ -168,7 +164,7 @@ def plan(
 
     Args:
         recorded: version by execution time.
-        commits: the table's, newest first.
+        commits: the table's, newest first, down to the newest that this job made; the log may have lost that one.
         at: the run's execution time.
         previous: that of the run before, if the caller knows it.
 
@@ -190,7 +186,8 @@ def plan(
     if not earlier:
         return Base("empty")
     before = earlier[max(earlier)]
-    if own is None or own.version <= before:
+    newest = max([*recorded.values(), -1 if own is None else own.version])
+    if newest <= before:
         return Base("keep")
     replaced = recorded.get(at)
     # Minus one keeps a compaction between the two runs. A version from before the previous run's replay is none of
@@ -243,16 +240,21 @@ def read_versions(spark: SparkSession, params: Parameters) -> dict[dt.datetime, 
     return {from_micros(row.execution_time): row.delta_table_version for row in rows}
 
 
-def history(spark: SparkSession, table: str, limit: int = _HISTORY) -> list[Commit]:
-    """Return the newest commits of an existing table, newest first."""
-    rows = delta_table(spark, table).history(limit).select("version", "operation", "userMetadata").collect()
-    notes = [(row, commit_note(row.userMetadata).get(NOTE, {})) for row in rows]
-    return [
-        Commit(row.version, row.operation, note["step"], parse_time(note["execution_time"]))
-        if note
-        else Commit(row.version, row.operation)
-        for row, note in notes
-    ]
+def history(spark: SparkSession, table: str) -> list[Commit]:
+    """Return the newest commits of an existing table, newest first, down to the newest that this job made."""
+    found = []
+    for row in commits(spark, table):
+        found.append(_commit(row))
+        if found[-1].step is not None:
+            break
+    return found
+
+
+def _commit(row: Row) -> Commit:
+    note = commit_note(row.userMetadata).get(NOTE)
+    if not note:
+        return Commit(row.version, row.operation)
+    return Commit(row.version, row.operation, note["step"], parse_time(note["execution_time"]))
 
 
 # --- the run --------------------------------------------------------------------------------------------
@@ -285,8 +287,8 @@ class Run:
             write_once(spark, rows, params.target, properties=properties, note=params.note("base"))
             self._planned_at = -1
             return {"base": "created"}
-        commits = history(spark, params.target)
-        base = self._base(commits)
+        newest = history(spark, params.target)
+        base = self._base(newest)
         table = sql_name(params.target)
         place = f"version as of {base.version}" if base.action == "restore" else ""
         restored: dict[str, Any] = {"base": base.action}
@@ -294,7 +296,7 @@ class Run:
             self._require_columns(f"{table} {place}")
             if base.action != "keep":
                 self._commit("base", f"restore table {table} to {place}" if place else f"delete from {table}")
-                restored["undone"] = _foreign(commits, base.version)
+                restored["undone"] = _foreign(commits_after(spark, params.target, base.version))
         except (PySparkException, Py4JJavaError) as failure:
             if not _GONE.search(str(failure)):
                 raise
@@ -303,7 +305,7 @@ class Run:
                 "it is older than the table's retention, or its files were vacuumed; nothing was changed. Replay from "
                 "a later run, or rebuild from the first"
             ) from None
-        self._planned_at = commits[0].version
+        self._planned_at = newest[0].version
         return restored | ({"restored_version": base.version} if base.action == "restore" else {})
 
     def merge(self) -> dict[str, Any]:
@@ -317,21 +319,21 @@ class Run:
         """
         spark, params = self._spark, self._params
         if self._planned_at is None:
-            commits = history(spark, params.target)
-            own = newest_own(commits)
+            newest = history(spark, params.target)
+            own = newest_own(newest)
             if (
                 own
                 and (own.step, own.at) == ("merge", params.at)
                 and own.version != self._recorded.get(params.at)
             ):
                 return {"merged": False}
-            if self._base(commits).action != "keep":
+            if self._base(newest).action != "keep":
                 raise NotReady(
                     f"{params.target} has moved on since the run before {params.execution_time}; run step restore"
                 )
             self._require_columns(sql_name(params.target))
-            self._planned_at = commits[0].version
-        with settings(spark, {_USER_METADATA: json.dumps(params.note("merge"))}):
+            self._planned_at = newest[0].version
+        with noted(spark, params.target, params.note("merge")):
             merge(spark, self._increment, params.target, params.rules)
         runs = self._runs_since(self._planned_at)
         if not any((run.step, run.at) == ("merge", params.at) for run in runs):
@@ -379,12 +381,12 @@ class Run:
         self._leave_version()
         return self.record(is_adopted=True)
 
-    def _base(self, commits: Sequence[Commit]) -> Base:
+    def _base(self, newest: Sequence[Commit]) -> Base:
         params = self._params
-        base = plan(self._recorded, commits, params.at, params.previous)
+        base = plan(self._recorded, newest, params.at, params.previous)
         if base.action == "empty" and table_size(self._spark, params.target)[0] == 0:
             return Base("keep")
-        if base.action == "empty" and newest_own(commits) is None:
+        if base.action == "empty" and newest_own(newest) is None and not self._recorded:
             raise WrongUse(
                 f"{params.target} holds rows, and {params.versions} knows no run that wrote them; keep them as the "
                 "outcome of an earlier time with step adopt, or name another target"
@@ -393,16 +395,14 @@ class Run:
 
     def _runs_since(self, version: int) -> list[Commit]:
         """Return what runs have committed since then, newest first, without this run's own way to its base."""
-        newer = latest_version(self._spark, self._params.target) - version
-        commits = history(self._spark, self._params.target, newer) if newer else []
         return [
             commit
-            for commit in commits
+            for commit in map(_commit, commits_after(self._spark, self._params.target, version))
             if commit.step is not None and (commit.step, commit.at) != ("base", self._params.at)
         ]
 
     def _commit(self, step: str, statement: str) -> None:
-        with settings(self._spark, {_USER_METADATA: json.dumps(self._params.note(step))}):
+        with noted(self._spark, self._params.target, self._params.note(step)):
             self._spark.sql(statement).collect()
 
     def _leave_version(self) -> None:
@@ -429,12 +429,12 @@ class Run:
             )
 
 
-def _foreign(commits: Sequence[Commit], version: int) -> list[str]:
-    """Name the commits of other programs that a return to ``version`` undoes."""
+def _foreign(undone: Sequence[Row]) -> list[str]:
+    """Name the commits of other programs among those that a restore undoes."""
     return [
         f"{commit.operation} (version {commit.version})"
-        for commit in commits
-        if commit.version > version and commit.step is None and commit.operation not in UPKEEP
+        for commit in map(_commit, undone)
+        if commit.step is None and commit.operation not in UPKEEP
     ]
 
 

@@ -47,7 +47,7 @@ from pyspark.sql import functions as F
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import parse_time
-from python_jobs.shared.delta.commits import CONFLICTS, latest_version
+from python_jobs.shared.delta.commits import CONFLICTS, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
     active_files,
     deleted_file_retention,
@@ -359,23 +359,19 @@ def _vacuum(
     statement = f"vacuum {sql_name(parameters.table)}"
     if parameters.retention_hours is not None:
         statement += f" retain {parameters.retention_hours:g} hours"
-    with settings(
-        spark,
-        {
-            "spark.databricks.delta.retentionDurationCheck.enabled": str(
-                not parameters.allow_unsafe_retention
-            ).lower(),
-            "spark.databricks.delta.vacuum.logging.enabled": "true",
-        },
-    ):
+    is_checked = str(not parameters.allow_unsafe_retention).lower()
+    how = {
+        "spark.databricks.delta.retentionDurationCheck.enabled": is_checked,
+        "spark.databricks.delta.vacuum.logging.enabled": "true",
+    }
+    with settings(spark, how), noted(spark, parameters.table) as vacuum:
         # A vacuum commits twice, also when it removes nothing.
         if spark.sql(f"{statement} dry run").isEmpty():
             return {"retention_hours": hours, "files_deleted": 0, "bytes_deleted": 0}
         spark.sql(statement)
-    commits = delta_table(spark, parameters.table).history(10).collect()
     metrics: dict[str, str] = {}
-    for operation in ("VACUUM START", "VACUUM END"):
-        metrics |= next(commit.operationMetrics for commit in commits if commit.operation == operation)
+    for commit in find_commits(spark, parameters.table, vacuum):  # its start and its end
+        metrics |= commit["operationMetrics"]
     return {
         "retention_hours": hours,
         "files_deleted": int(metrics["numDeletedFiles"]),

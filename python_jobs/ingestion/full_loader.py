@@ -41,8 +41,8 @@ from pyspark.sql import functions as F
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.core.paths import absolute, is_path
-from python_jobs.shared.delta.commits import commit_note, find_commit, latest_commit, write_once
-from python_jobs.shared.delta.tables import delta_table, read_table, read_version, table_exists
+from python_jobs.shared.delta.commits import commit_note, commits, find_commit, latest_commit, write_once
+from python_jobs.shared.delta.tables import read_table, read_version, table_exists
 from python_jobs.shared.files.readiness_names import UPKEEP
 from python_jobs.shared.files.sources import (
     parse_schema,
@@ -233,7 +233,7 @@ def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
     """Return ``version`` and ``commit`` of what the public table shows; nothing if another hand wrote it last."""
     if not table_exists(spark, target):
         return {}
-    for entry in delta_table(spark, target).history(50).collect():
+    for entry in commits(spark, target):
         if entry.operation not in UPKEEP:
             return _note_of(entry.asDict())
     return {}

@@ -46,7 +46,7 @@ from python_jobs.shared.delta.commits import (
     transaction_version,
     write_once,
 )
-from python_jobs.shared.delta.tables import read_table, table_exists
+from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 
@@ -336,7 +336,7 @@ def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> N
     """Append the ledger rows that a killed run left out; a lost ledger is rebuilt from the whole table."""
     since = None
     if table_exists(spark, parameters.ledger):
-        if (transaction_version(spark, parameters.ledger, APP_ID) or 0) >= run:
+        if (transaction_version(spark, parameters.ledger, _ledger_app_id(spark, parameters)) or 0) >= run:
             return
         since = read_table(spark, parameters.ledger).agg(F.max("ingested_at")).collect()[0][0]
     bronze = read_table(spark, parameters.target)
@@ -345,7 +345,12 @@ def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> N
     ):  # ingested_at rises with every run, so that file statistics leave the old files unread
         bronze = bronze.where(F.col("ingested_at") > F.lit(since))
     rows = ledger_rows(bronze.drop("payload").distinct())
-    write_once(spark, rows, parameters.ledger, transaction=(APP_ID, run))
+    write_once(spark, rows, parameters.ledger, transaction=(_ledger_app_id(spark, parameters), run))
+
+
+def _ledger_app_id(spark: SparkSession, parameters: Parameters) -> str:
+    """Return whose runs the ledger knows: those of another table under the target's name begin with 1 again."""
+    return f"{APP_ID}/{table_id(spark, parameters.target)}"
 
 
 def files_frame(spark: SparkSession, load_ids: Mapping[LandingFile, int], ingested_at: int) -> DataFrame:
@@ -506,7 +511,7 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
             spark,
             ledger_rows(file_rows),
             parameters.ledger,
-            transaction=transaction,
+            transaction=(_ledger_app_id(spark, parameters), before.run + 1),
             replace_where=condition,
         )
     return report | {

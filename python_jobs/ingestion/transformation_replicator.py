@@ -35,7 +35,6 @@ Source: Data Engineering Design Patterns, chapter 2, Transformation Replicator.
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,7 +56,13 @@ from python_jobs.ingestion.data_contract import (
 )
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.paths import absolute, is_path
-from python_jobs.shared.delta.commits import commit_metrics, commit_note, latest_version
+from python_jobs.shared.delta.commits import (
+    commit_note,
+    find_commit,
+    latest_version,
+    noted,
+    numeric_metrics,
+)
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
@@ -202,12 +207,14 @@ def _replicate_table(spark: SparkSession, parameters: Parameters, contract: Cont
         builder.property(*_NO_STATISTICS).execute()
     path = absolute(target) if is_path(target) else table_location(spark, target)
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    writer.option(*_NO_STATISTICS).option("userMetadata", json.dumps({"replicated": treatments})).save(path)
-    written, version = commit_metrics(spark, target), latest_version(spark, target)
+    with noted(spark, target, {"replicated": treatments}) as replica:
+        writer.option(*_NO_STATISTICS).save(path)
+    commit = find_commit(spark, target, replica)
+    written = {} if commit is None else numeric_metrics(commit)
     return {
         "rows_written": written.get("numOutputRows", 0),
         "unknown_withheld": unknown,
-        "table_version": version,
+        "table_version": latest_version(spark, target) if commit is None else commit["version"],
         "purged": _purge(spark, target, path, treatments),
     }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from python_jobs.shared.core.failures import WrongUse
 
+_TIME_TEXT = re.compile(r"[0-9TWZ :.,+-]+")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _UNITS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
 
@@ -19,6 +21,8 @@ def parse_time(text: str) -> dt.datetime:
     datetime.datetime(2024, 3, 1, 10, 0, tzinfo=datetime.timezone.utc)
     """
     try:
+        if not _TIME_TEXT.fullmatch(text):  # Python takes any character between date and time
+            raise ValueError(text)
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
         raise WrongUse(

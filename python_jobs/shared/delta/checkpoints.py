@@ -68,10 +68,7 @@ def claim(
                 "--start_over true"
             )
     owner = {"format_version": FORMAT_VERSION, "writer_id": f"{query_id}-{uuid.uuid4()}", **contract}
-    # Written aside and renamed, so that a killed run leaves no half-written contract.
-    aside = f".{_FILE}.{owner['writer_id']}"
-    folder.write_text(aside, json.dumps(owner))
-    if not folder.file_system.rename(folder.path(aside), folder.path(_FILE)):
+    if not folder.create_text(_FILE, json.dumps(owner)):
         raise WrongUse(f"the checkpoint '{checkpoint}' was claimed by another run at this moment; run again")
     return str(owner["writer_id"])
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from delta import exceptions as delta_exceptions
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import delta_snapshot, delta_table, table_exists, table_location
+from python_jobs.shared.spark.session import settings
+
+_USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+# Entries of the history in the first portion that is read.
+_PORTION = 50
 
 # What Delta raises when another writer's commit came first. They have no common class of their own.
 CONFLICTS = (
@@ -38,10 +45,30 @@ def latest_version(spark: SparkSession, table: str) -> int:
     return int(delta_snapshot(spark, table).version())
 
 
-def commit_metrics(spark: SparkSession, table: str) -> dict[str, int]:
-    """Return the numeric metrics of the last commit (numOutputRows, numTargetFilesAdded…): no second scan."""
-    metrics = latest_commit(spark, table)["operationMetrics"]
-    return {name: int(value) for name, value in metrics.items() if str(value).lstrip("-").isdigit()}
+def commits(spark: SparkSession, table: str) -> Iterator[Row]:
+    """Yield the entries of the table's history that the log still has, newest first.
+
+    They are read in growing portions: a caller that stops early reads few, and one that goes on misses none.
+    """
+    handle, limit, above = delta_table(spark, table), _PORTION, None
+    while True:
+        rows = handle.history(limit).collect()
+        yield from (row for row in rows if above is None or row.version < above)
+        if len(rows) < limit:
+            return
+        above, limit = rows[-1].version, limit * 8
+
+
+def commits_after(spark: SparkSession, table: str, version: int) -> list[Row]:
+    """Return the entries of the table's history above ``version``, newest first, however many there are."""
+    handle, wanted = delta_table(spark, table), latest_version(spark, table) - version
+    while wanted > 0:
+        rows: list[Row] = handle.history(wanted).collect()
+        newer = rows[0].version - version
+        if newer <= wanted:
+            return rows
+        wanted = newer  # others committed between the two looks
+    return []
 
 
 def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | None:
@@ -62,6 +89,16 @@ def transaction_versions(spark: SparkSession, table: str) -> dict[str, int]:
     return {str(transaction.appId()): int(transaction.version()) for transaction in found}
 
 
+@dataclass(frozen=True)
+class Written:
+    """What :func:`find_commit` looks for: a write that Delta may have skipped, or made no commit of."""
+
+    user_metadata: str
+    """The commit's, and no other's."""
+    before: int
+    """Version of the table just before the write; -1 for an absent one."""
+
+
 def write_once(
     spark: SparkSession,
     rows: DataFrame,
@@ -73,7 +110,7 @@ def write_once(
     replace_where: str | None = None,
     replace_all: bool = False,
     note: Mapping[str, Any] | None = None,
-) -> str:
+) -> Written:
     """Append ``rows`` to a table, or replace rows of it, in one Delta commit.
 
     ``replace_where`` replaces what matches it, ``replace_all`` the rows and the schema of the whole table.
@@ -82,13 +119,14 @@ def write_once(
     An absent table is made first, with ``partition_columns`` and ``properties``. ``transaction`` is the
     ``txnAppId`` and ``txnVersion`` of the commit; Delta skips the write, silently, if that number is taken.
 
-    Returns the commit's user metadata: :func:`find_commit` tells by it whether the write happened.
+    Returns what :func:`find_commit` tells by whether the write happened.
     """
-    user_metadata = json.dumps({"commit": str(uuid.uuid4()), **(note or {})})
+    user_metadata = _user_metadata(note)
     writer = rows.write.format("delta").option("userMetadata", user_metadata)
     if transaction is not None:
         writer = writer.options(txnAppId=transaction[0], txnVersion=str(transaction[1]))
     exists = table_exists(spark, table)
+    before = latest_version(spark, table) if exists else -1
     if not exists and is_path(table):
         writer = writer.options(**properties or {})
     elif not exists:  # saveAsTable would drop the transaction and the user metadata of a first write
@@ -101,13 +139,36 @@ def write_once(
         writer = writer.mode("append")
     path = absolute(table) if is_path(table) else table_location(spark, table)
     writer.partitionBy(*partition_columns).save(path)
-    return user_metadata
+    return Written(user_metadata, before)
 
 
-def find_commit(spark: SparkSession, table: str, user_metadata: str) -> dict[str, Any] | None:
-    """Return one of the table's newest commits, as :func:`latest_commit` does, by its user metadata."""
-    history = delta_table(spark, table).history(20).collect()
-    return next((row.asDict(recursive=True) for row in history if row.userMetadata == user_metadata), None)
+@contextmanager
+def noted(spark: SparkSession, table: str, note: Mapping[str, Any] | None = None) -> Iterator[Written]:
+    """Keep ``note`` with the commits that statements of the block make (MERGE, UPDATE, RESTORE, VACUUM…)."""
+    before = latest_version(spark, table) if table_exists(spark, table) else -1
+    written = Written(_user_metadata(note), before)
+    with settings(spark, {_USER_METADATA: written.user_metadata}):
+        yield written
+
+
+def find_commits(spark: SparkSession, table: str, written: Written) -> list[dict[str, Any]]:
+    """Return the commits of a write, newest first, as :func:`latest_commit` does; none if Delta made none.
+
+    All commits since the write began are looked at, so that others that came meanwhile hide nothing.
+    """
+    newer = commits_after(spark, table, written.before)
+    return [row.asDict(recursive=True) for row in newer if row.userMetadata == written.user_metadata]
+
+
+def find_commit(spark: SparkSession, table: str, written: Written) -> dict[str, Any] | None:
+    """Return the newest commit of a write, None if Delta made none, as :func:`find_commits` does."""
+    return next(iter(find_commits(spark, table, written)), None)
+
+
+def numeric_metrics(commit: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numeric metrics of a commit (numOutputRows, numTargetFilesAdded…): no second scan."""
+    metrics = commit["operationMetrics"].items()
+    return {name: int(value) for name, value in metrics if str(value).lstrip("-").isdigit()}
 
 
 def commit_note(user_metadata: str | None) -> dict[str, Any]:
@@ -117,6 +178,10 @@ def commit_note(user_metadata: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return note if isinstance(note, dict) else {}
+
+
+def _user_metadata(note: Mapping[str, Any] | None) -> str:
+    return json.dumps({"commit": str(uuid.uuid4()), **(note or {})})
 
 
 def _create(

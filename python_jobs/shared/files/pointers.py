@@ -22,11 +22,9 @@ import filelock
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
-from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.hadoop_files import OBJECT_STORES, HadoopFolder
 
 _VERSION = re.compile(r"[A-Za-z0-9][\w.=-]*")
-# Where replacing one object is atomic. On HDFS it isn't: a reader could find an empty pointer.
-_OBJECT_STORES = {"s3", "s3a", "gs", "abfs", "abfss"}
 _LOCK_SECONDS = 30
 
 
@@ -49,7 +47,7 @@ class PointedDataset:
         self.dataset = dataset
         self._folder = HadoopFolder(spark, dataset)
         scheme = self._folder.scheme
-        if scheme != "file" and scheme not in _OBJECT_STORES:
+        if scheme != "file" and scheme not in OBJECT_STORES:
             raise WrongUse(
                 f"a pointer on {scheme}: can't be replaced atomically; use a local folder or an object store"
             )

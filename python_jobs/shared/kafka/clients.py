@@ -7,7 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
@@ -87,6 +94,13 @@ def partition_count(client: Mapping[str, Any], topic: str) -> int:
         kind = NotReady if passes(error) else JobFailed
         raise kind(f"the topic {topic} at {servers} can't be read: {error.str()}")
     return len(topics[topic].partitions)
+
+
+def topic_id(client: Mapping[str, Any], topic: str) -> str:
+    """Return what tells a topic that is there from one that was deleted and recreated under its name."""
+    admin = AdminClient(dict(client))  # kept by name: its answers die with it
+    found = admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)[topic]
+    return str(found.result(ANSWER_SECONDS).topic_id)
 
 
 def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:

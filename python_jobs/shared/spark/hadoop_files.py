@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.paths import absolute
+
+OBJECT_STORES = {"s3", "s3a", "gs", "abfs", "abfss"}
+"""Schemes of the file systems where replacing one object is atomic and a rename is a copy."""
 
 
 class HadoopFolder:
@@ -73,6 +79,42 @@ class HadoopFolder:
             stream.write(bytearray(text, "utf-8"))
         finally:
             stream.close()
+
+    def create_text(self, relative: str, text: str) -> bool:
+        """Write a small UTF-8 file, whole or not at all; return False, and write nothing, if there is one already.
+
+        Of several processes at once one gets True: on a local disk, on HDFS, and in an object store that knows
+        conditional writes. In another one the last one wins, and the others notice unless it is later than their look.
+        """
+        if self.scheme in OBJECT_STORES:
+            return self._put_once(relative, text)
+        staging = f"{relative}.{uuid.uuid4()}.tmp"
+        self.write_text(staging, text)
+        try:
+            if self.scheme != "file":
+                return bool(self.file_system.rename(self.path(staging), self.path(relative)))
+            # Hadoop's rename of local files replaces the one that is there.
+            local = [Path(self.path(name).toUri().getPath()) for name in (relative, staging)]
+            local[0].hardlink_to(local[1])
+        except FileExistsError:
+            return False
+        finally:
+            self.delete(staging)
+        return True
+
+    def _put_once(self, relative: str, text: str) -> bool:
+        path = self.path(relative)
+        if self.exists(relative):
+            return False
+        builder = self.file_system.createFile(path).overwrite(False).recursive()
+        stream = builder.opt("fs.option.create.conditional.overwrite", "true").build()
+        stream.write(bytearray(text, "utf-8"))
+        try:
+            stream.close()
+        except Py4JJavaError:
+            if not self.exists(relative):
+                raise
+        return self.read_text(relative) == text
 
     def delete(self, relative: str = "") -> None:
         """Delete a file or a folder with all in it, if it is there."""

@@ -300,6 +300,13 @@ def test_a_batch_that_runs_again_adds_nothing(
     assert run(spark, first) == {"batches": 0, "version": 0}
     assert run(spark, replace(first, batch_version=2)) == {"batches": 1, "version": 1}
     assert spark.read.format("delta").load(table_path).count() == 2 * len([*RECORDS, NOT_UTF8])
+    # A batch from before those that are there is no repeat.
+    assert run(spark, replace(first, batch_version=0)) == {"batches": 1, "version": 2}
+    assert run(spark, replace(first, batch_version=1)) == {"batches": 0, "version": 2}
+    found = [
+        e["processing_context"]["batch_version"] for e in envelopes(spark.read.load(table_path, "delta"))
+    ]
+    assert sorted(found) == [version for version in (0, 1, 2) for _ in (*RECORDS, NOT_UTF8)]
 
 
 def test_another_job_version_changes_the_processing_context_alone(spark: SparkSession) -> None:

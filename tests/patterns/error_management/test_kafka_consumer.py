@@ -22,6 +22,7 @@ from python_jobs.error_management.kafka_consumer import (
 )
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.kafka.clients import committed_offsets, passes
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
@@ -273,6 +274,37 @@ def test_records_and_position_are_one_commit_whatever_kafka_holds(
     assert bronze.load()["records"] == 0
     assert bronze.load(generation=1)["records"] == 2
     assert_rows(bronze.rows().where("partition = 0 and offset > 0"), [(0, 1, "1"), (0, 2, "0")] * 2)
+
+
+def test_a_recreated_topic_is_refused_or_read_from_its_first_record(bronze: Bronze) -> None:
+    bronze.broker.produce(bronze.topic, numbers(5, 0))
+    bronze.load()
+    bronze.broker.admin.delete_topics([bronze.topic])[bronze.topic].result()
+    eventually(lambda: bronze.topic not in bronze.broker.topics())
+    bronze.broker.create_topic(bronze.topic, partitions=2)
+    bronze.broker.produce(bronze.topic, [Record(b"new", b"k", partition=0)])
+    with pytest.raises(
+        DataRefused, match=f"{bronze.topic} was recreated since records of it were written to"
+    ):
+        bronze.load()
+    assert bronze.load(fail_on_data_loss=False)["records"] == 1
+    expected = [(0, offset, str(offset)) for offset in range(5)] + [(0, 0, "new")]
+    assert_rows(bronze.rows(), expected)
+    bronze.broker.produce(bronze.topic, [Record(b"newer", b"k", partition=0)])
+    assert bronze.load()["next_offsets"] == {0: 2, 1: 0}
+    assert_rows(bronze.rows(), [*expected, (0, 1, "newer")])
+
+
+def test_a_write_that_delta_skips_ends_the_program(bronze: Bronze, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a topic recreated while it is read: the table's position is beyond the records that come."""
+    bronze.broker.produce(bronze.topic, numbers(2, 0))
+    sink = job.TableSink(bronze.spark, bronze.parameters())
+    rows = bronze.spark.createDataFrame([], "value string")
+    write_once(bronze.spark, rows, bronze.target, transaction=(sink._app_id(0), 9))
+    monkeypatch.setattr(job.TableSink, "positions", lambda *_: {})
+    with pytest.raises(JobFailed, match=f"already has records of {bronze.topic}/0 up to offset 2 or beyond"):
+        bronze.load()
+    assert committed(bronze.broker, bronze.parameters()) == {}
 
 
 @pytest.mark.parametrize("loads_before", [1, 0], ids=["later", "at the first record"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,21 @@ def test_a_failed_run_and_a_run_of_the_past_reject_nothing_and_lose_nothing(marc
     assert "rejected" not in march.reprocess("2024-03-09")
     assert march.reprocess("2024-03-13")["rejected"] == {DAY: 1}, "2024-03-08 was processed meanwhile"
     assert_rows(rejected(march, 5, 6), [(5,)])
+
+
+def test_the_rejects_of_another_table_under_the_source_s_name_are_not_skipped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    visits = Visits(spark, tmp_path)
+    for number in range(4):
+        visits.append((number, f"{NEXT_DAY} 10:00"))
+    visits.reprocess()
+    shutil.rmtree(visits.path("visits"))
+    visits.append((10, f"{NEXT_DAY} 10:00"))
+    assert visits.reprocess()["rejected"] == {}, "what the first run finds isn't late"
+    visits.append((11, "2024-03-05 10:00"))
+    assert visits.reprocess()["rejected"] == {"2024-03-05": 1}, "at version 1, and the other one had 3"
+    assert_rows(visits.table("rejects").select("visit_id"), [(11,)])
 
 
 def test_a_version_that_is_gone_is_refused(march: Visits) -> None:

@@ -18,6 +18,7 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version, write_once
 from python_jobs.shared.delta.merge import MergeRules, merge
+from tests.support.other_commits import commit
 from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippet
@@ -77,6 +78,8 @@ REPLAYED_COMMITS = FOUR_COMMITS | {5: "base 7", 6: "merge 7"}
         ({}, {0: "base 5"}, 5, ("keep", 0)),
         (REPLAYED, REPLAYED_COMMITS, 8, ("keep", 0)),
         (REPLAYED, REPLAYED_COMMITS, 7, ("restore", 5)),
+        (FOUR, {2000: "WRITE"}, 7, ("restore", 2)),
+        (FOUR, {2000: "WRITE"}, 9, ("keep", 0)),
     ],
     ids=[
         "three runs: next",
@@ -89,6 +92,8 @@ REPLAYED_COMMITS = FOUR_COMMITS | {5: "base 7", 6: "merge 7"}
         "very first",
         "run after",
         "replayed twice",
+        "the log has lost the runs' commits: middle",
+        "the log has lost the runs' commits: next",
     ],
 )
 def test_the_run_mode_follows_from_the_recorded_versions(
@@ -377,6 +382,24 @@ def test_what_compaction_made_between_two_runs_stays_in_the_table(letters: Table
     assert (report["base"], report["restored_version"], report["undone"]) == ("restore", compacted, [])
     assert letters.rows() == [("A", "1"), ("B", "1")]
     assert letters.spark.table(table).inputFiles() == files
+
+
+def test_a_replay_finds_its_runs_behind_any_number_of_other_commits(letters: Table) -> None:
+    for hour in ("07", "08", "09"):
+        letters.run(hour)
+    commit(letters.target, 130)
+    report = letters.run("08")
+    assert (report["base"], report["restored_version"]) == ("restore", 1)
+    assert len(report["undone"]) == 130
+    assert letters.rows() == AFTER["08"]
+    commit(letters.target, 130)
+    assert letters.run("09")["base"] == "keep"
+    assert letters.rows() == AFTER["09"]
+
+
+def test_the_execution_time_is_a_text_of_the_query_whatever_is_in_it(letters: Table) -> None:
+    with pytest.raises(WrongUse, match="'2024-10-07'08' is not a time"):
+        letters.run("07", execution_time="2024-10-07'08")
 
 
 def test_another_table_in_its_place_is_refused_and_an_existing_one_adopted(letters: Table) -> None:

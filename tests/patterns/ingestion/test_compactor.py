@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,6 +23,7 @@ from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.files.pointers import PointedDataset, current_folder, publish
 from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
+from tests.support.other_commits import commit
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
@@ -74,6 +76,29 @@ class Table:
 @pytest.fixture
 def table(spark: SparkSession, table_path: str) -> Table:
     return Table(spark, table_path)
+
+
+class _Overtaken:
+    """A table's handle; others commit to the table right after its vacuum."""
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._handle = table, DeltaTable.forPath(table.spark, table.path)
+
+    def vacuum(self, hours: float | None) -> None:
+        self._handle.vacuum(hours)
+        commit(self._table.path, 30)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+def test_the_report_of_a_vacuum_is_its_own_whoever_commits_meanwhile(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.append(files=4)
+    monkeypatch.setattr(compactor, "delta_table", lambda *_: _Overtaken(table))
+    vacuum = table.compact(vacuum=True, retention_hours=0, allow_unsafe_retention=True)["vacuum"]
+    assert (vacuum["files_deleted"], table.on_disk()) == (4, 1)
 
 
 def test_four_files_become_one_and_vacuum_waits_for_the_retention(table: Table) -> None:

@@ -18,6 +18,7 @@ from python_jobs.ingestion.full_loader import Parameters, run, version_tables
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.postgres import Database
+from tests.support.other_commits import commit
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tests.support.waiting import polled
@@ -252,6 +253,19 @@ def test_a_bad_dataset_fails_the_load_and_the_version_before_stays(
     assert "\n" not in str(refused.value)
     assert_rows(exposed.rows(), DEVICES)
     assert exposed.commits() == 1
+
+
+def test_what_is_exposed_is_known_behind_any_number_of_upkeep_commits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    devices = Devices(spark, tmp_path / "landing", str(tmp_path / "devices"))
+    devices.land("2024-01-02", DEVICES)
+    assert devices.load("2024-01-02")["exposed"]
+    commit(devices.target, 130, "VACUUM END")
+    again = devices.load("2024-01-02")
+    assert (again["loaded"], again["exposed"]) == (False, False), "it is there already"
+    commit(devices.target, 1)
+    assert devices.load("2024-01-02")["exposed"], "another program's write"
 
 
 def test_a_refused_version_is_not_exposed_later_either(exposed: Devices) -> None:

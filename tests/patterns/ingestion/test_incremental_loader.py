@@ -421,6 +421,16 @@ def test_a_run_that_is_overtaken_loads_only_what_is_left(feed: Feed, monkeypatch
     assert feed.ledger().count() == 3
 
 
+def test_the_ledger_knows_the_runs_of_a_target_that_was_dropped_and_loaded_again(feed: Feed) -> None:
+    for name in ("a", "b", "c"):
+        feed.land(f"{HOUR_10}/{name}.json", f"{name}\n")
+        feed.load()
+    shutil.rmtree(feed.target)
+    feed.load()
+    assert feed.load()["files_skipped"] == 3
+    assert feed.ledger().count() == 6, "its own runs, of which there are fewer, and those of the table before"
+
+
 def test_two_processes_at_once_load_each_file_once(feed: Feed, tmp_path: Path) -> None:
     for number in range(4):
         feed.land(f"{HOUR_10}/{number}.json", f"{number}\n")
