@@ -10,6 +10,7 @@ import pytest
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.intervals import Interval, parse_time
 from python_jobs.shared.spark.job import known_failure, run_job
+from python_jobs.shared.spark.jvm import require_classic
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,21 @@ def test_a_fault_of_ours_keeps_its_trace(spark):
         run_job(Parameters, run, ["--source", "a"])
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"), [("SPARK_REMOTE", "sc://localhost"), ("SPARK_API_MODE", "connect")]
+)
+def test_a_session_of_spark_connect_is_refused(monkeypatch, capsys, variable, value):
+    monkeypatch.setenv(variable, value)
+    assert call(["--source", "a"]) == 2
+    assert "jobs need a classic Spark session, got one of Spark Connect" in capsys.readouterr().err
+
+
+def test_a_classic_session_is_taken_and_another_one_is_refused(spark):
+    require_classic(spark)
+    with pytest.raises(WrongUse, match="jobs need a classic Spark session"):
+        require_classic(object())
+
+
 def test_what_a_user_can_mend_becomes_a_sentence():
     assert known_failure(ValueError("a\nPermission denied: /x\nat java…")).startswith("permission denied (")
     assert known_failure(ValueError("something else")) is None
@@ -111,6 +127,7 @@ def test_an_empty_interval_is_refused(start, end):
         Interval.parse(start, end)
 
 
-def test_a_time_that_is_none_is_refused():
-    with pytest.raises(WrongUse, match="'yesterday' is not a time"):
-        parse_time("yesterday")
+@pytest.mark.parametrize("text", ["yesterday", "2024-10-07'08", "2024-10-07x08", ""])
+def test_a_time_that_is_none_is_refused(text):
+    with pytest.raises(WrongUse, match=f"'{text}' is not a time"):
+        parse_time(text)

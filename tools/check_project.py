@@ -6,11 +6,13 @@ SQL text: conversions that raise under ANSI and give NULL without it are `try_` 
 off, Spark 4 jobs have it on); public macros dispatch.
 Records: no reader drops records that it can't parse; such records go to a dead-letter table.
 Reruns: no update adds to a stored value, because a second run would add again.
+Jobs: PySpark's private attributes and the quotes of SQL text are used in one module each.
 Files: no path of one machine, no registry address, no jar, no file above 1 MB.
 
     python -m tools.check_project
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -24,6 +26,10 @@ from tools.findings import PYTHON_FOLDERS, ROOT, report
 from tools.jinja_files import blocks, without_comments
 
 SQL_FOLDERS = ("macros", "models", "snapshots")
+JOB_FOLDERS = ("python_jobs", "case_study")
+JVM_MODULE = "python_jobs/shared/spark/jvm.py"
+SQL_TEXT_MODULE = "python_jobs/shared/spark/sql_text.py"
+PRIVATE_ATTRIBUTE = r"_(?:j[a-z]{1,3}|jvm|jsparkSession|jbuilder|jreader|jwrite|jwriter|gateway)"
 PREFIXES = {layer: f"{layer}_" for layer in ("bronze", "silver", "gold", "observability", "staging")}
 PREFIXES["snapshots"] = "snapshot_"
 MEGABYTE = 1_000_000
@@ -68,6 +74,7 @@ class Relation:
 def main() -> int:
     """Check the repository and return the exit code."""
     sql = sorted(path for folder in SQL_FOLDERS for path in (ROOT / folder).rglob("*.sql"))
+    jobs = sorted(path for folder in JOB_FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return report(
         [
             *misnamed_relations(relations_of(parse(ROOT))),
@@ -75,6 +82,8 @@ def main() -> int:
             *macros_without_dispatch(ROOT / "macros"),
             *silent_drops([*sql, *(p for f in PYTHON_FOLDERS for p in (ROOT / f).rglob("*.py"))]),
             *increments(sql),
+            *private_surfaces(jobs, ROOT),
+            *quoted_names(jobs, ROOT),
             *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
         ]
     )
@@ -191,6 +200,33 @@ def silent_drops(files: Iterable[Path]) -> Iterator[str]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if re.search("dropmalformed", line, re.I):
                 yield f"{path}:{number}: DROPMALFORMED loses records without a trace, use a dead-letter table"
+
+
+def private_surfaces(files: Iterable[Path], root: Path) -> Iterator[str]:
+    """Yield a line for each use of PySpark's private attributes outside of the module for them."""
+    for path in files:
+        if path == root / JVM_MODULE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and re.fullmatch(PRIVATE_ATTRIBUTE, node.attr):
+                yield f"{path}:{node.lineno}: '.{node.attr}' is private to PySpark, use {JVM_MODULE}"
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "DataFrame"
+                and node.args
+            ):
+                yield f"{path}:{node.lineno}: 'DataFrame(…)' is made of a Java object, use {JVM_MODULE}"
+
+
+def quoted_names(files: Iterable[Path], root: Path) -> Iterator[str]:
+    """Yield a line for each value that is put between backticks without escaping its own."""
+    for path in files:
+        if path == root / SQL_TEXT_MODULE:
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(r"(?<!`)`\{", line):
+                yield f"{path}:{number}: a name between backticks may hold one, use {SQL_TEXT_MODULE}"
 
 
 def committed_files(repository: Path) -> list[Path]:

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.core.failures import NotReady, WrongUse, given
 from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import find_commit, latest_version, write_once
 from python_jobs.shared.delta.streams import (
@@ -43,6 +43,7 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import read_table, table_id
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_column
 
 APP_ID = "lakehouse_patterns.wrapper"
 
@@ -90,7 +91,7 @@ def wrap(records: DataFrame, payload_column: str, job_version: str, batch_versio
         ``value`` (string, JSON), then the other columns; one row a record. A NULL payload gives an envelope
         without raw data.
     """
-    payload = F.col(f"`{payload_column}`")
+    payload = named_column(payload_column)
     text = payload.cast("string")
     envelope = F.struct(
         F.when(F.is_valid_utf8(text), text).alias("raw_data"),
@@ -100,7 +101,7 @@ def wrap(records: DataFrame, payload_column: str, job_version: str, batch_versio
             F.lit(batch_version).cast("bigint").alias("batch_version"),
         ).alias("processing_context"),
     )
-    others = [F.col(f"`{name}`") for name in records.columns if name != payload_column]
+    others = [named_column(name) for name in records.columns if name != payload_column]
     return records.select(F.to_json(envelope).alias("value"), *others)
 
 
@@ -135,17 +136,17 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     create_table(spark, parameters.target, nullable)
     tables = {"source": parameters.source, "target": parameters.target}
     contract = {"job": "wrapper"} | {role: table_id(spark, table) for role, table in tables.items()}
-    assert parameters.checkpoint is not None
+    checkpoint = given(parameters.checkpoint, "checkpoint")
     appended = [parameters.target]
-    writer_id = claim(spark, parameters.checkpoint, contract, appended, parameters.start_over)
+    writer_id = claim(spark, checkpoint, contract, appended, parameters.start_over)
     writer = _EnvelopeWriter(parameters, writer_id)
-    query = start_stream(spark, parameters.source, writer, parameters.checkpoint, parameters.trigger)
+    query = start_stream(spark, parameters.source, writer, checkpoint, parameters.trigger)
     await_end(query, writer, parameters.source)
     return {"batches": writer.batches, "version": latest_version(spark, parameters.target)}
 
 
 def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    assert parameters.batch_version is not None
+    batch_version = given(parameters.batch_version, "batch_version")
     # Spark also ends lines at a carriage return unless told; the record must keep it.
     reader = spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n")
     try:
@@ -154,9 +155,9 @@ def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         if "PATH_NOT_FOUND" in str(failure):
             raise NotReady(f"there is no file at {parameters.source}") from None
         raise
-    envelopes = wrap(lines, "value", parameters.job_version, parameters.batch_version)
+    envelopes = wrap(lines, "value", parameters.job_version, batch_version)
     # Each batch is a writer of its own: of one writer Delta skips all numbers below its newest, in silence.
-    transaction = (f"{APP_ID}/{parameters.batch_version}", 0)
+    transaction = (f"{APP_ID}/{batch_version}", 0)
     written = write_once(spark, envelopes, parameters.target, transaction=transaction)
     commit = find_commit(spark, parameters.target, written)
     return {"batches": int(commit is not None), "version": latest_version(spark, parameters.target)}

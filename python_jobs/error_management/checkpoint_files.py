@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.paths import is_uri
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.jvm import analyzed_plan
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 STATE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -255,7 +256,7 @@ class Change:
 
 def plan_of(query: DataFrame) -> Plan:
     """Return the plan of a streaming DataFrame, before it is started."""
-    root: Any = query._jdf.queryExecution().analyzed()
+    root: Any = analyzed_plan(query)
     sources, topics, operators = [], set[str](), []
     for node in _nodes(root):
         name = node.getClass().getSimpleName()

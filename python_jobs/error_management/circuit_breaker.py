@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 
 import filelock
 
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, present, require_at_least
 from python_jobs.shared.core.retry import Failure, classify
 
 Result = TypeVar("Result")
@@ -131,9 +131,10 @@ def admit(circuit: Circuit, now: float, policy: BreakerPolicy) -> tuple[Circuit,
     """Return the circuit after a request to call, and the permit; the permit is None if the call is rejected."""
     if circuit.state is State.CLOSED:
         return circuit, Permit()
-    assert circuit.retry_at is not None
     # If the clock was set back, no caller waits longer than open_seconds from now.
-    retry_at = min(circuit.retry_at, now + policy.open_seconds)
+    retry_at = min(
+        present(circuit.retry_at, "the time of the next probe of an open circuit"), now + policy.open_seconds
+    )
     if now < retry_at:
         return dataclasses.replace(circuit, retry_at=retry_at), None
     probe = str(uuid.uuid4())
@@ -347,10 +348,10 @@ class CircuitBreaker:
 
         circuit, permit = self.file.change(ask)
         if permit is None:
-            assert circuit.retry_at is not None
+            until = present(circuit.retry_at, "the time of the next probe of an open circuit")
             raise CircuitOpen(
                 f"the circuit '{self.file.name}' is {circuit.state.replace('_', ' ')} until "
-                f"{_iso(circuit.retry_at)} ({circuit.reason}); nothing was called"
+                f"{_iso(until)} ({circuit.reason}); nothing was called"
             )
         return permit
 

@@ -76,6 +76,7 @@ from python_jobs.shared.records.dead_letters import (
 )
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class BatchWriter(BatchFunction):
         """Process one batch of source records."""
         case = self._poison(rows, batch_id)
         with evaluated_once(self.parse(_without(rows, case))) as parsed:
-            record = [F.col(f"`{name}`") for name in rows.columns]
+            record = [named_column(name) for name in rows.columns]
             judged = parsed.select(*record, ERROR_CLASS, ERROR_MESSAGE)
             if case.pills:
                 judged = judged.unionByName(_pill_rows(rows, case))
@@ -264,7 +265,7 @@ class BatchWriter(BatchFunction):
 
 def _record_hash(rows: DataFrame) -> Column:
     """Return the expression of a record's 64-bit hash, over all columns of the source."""
-    return F.xxhash64(*(F.col(f"`{name}`") for name in rows.columns))
+    return F.xxhash64(*(named_column(name) for name in rows.columns))
 
 
 def _without(rows: DataFrame, case: Case) -> DataFrame:

@@ -48,6 +48,7 @@ from python_jobs.shared.records.dead_letters import (
 )
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_column, named_columns, timestamp_literal
 
 _LETTER = "__letter"
 
@@ -131,13 +132,14 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """
     letters = delta_table(spark, params.dead_letter)
     target = delta_table(spark, params.target)
-    now = params.processing_time().isoformat()
+    at = params.processing_time()
+    now = at.isoformat()
 
     statuses = [PENDING, PARKED] if params.include_parked else [PENDING]
     pending = letters.toDF().where(F.col("status").isin(statuses)).where(params.where or "true")
     record_columns = [name for name in pending.columns if name not in DEAD_LETTER_COLUMNS]
     judged = parse_records(
-        pending.select(*record_columns, F.struct("dead_letter_id", "attempts").alias(_LETTER)),
+        pending.select(*named_columns(record_columns), F.struct("dead_letter_id", "attempts").alias(_LETTER)),
         load_schema(params.schema),
         params.payload_column,
         params.derive,
@@ -164,7 +166,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
                     ERROR_MESSAGE: f"coalesce(s.{ERROR_MESSAGE}, t.{ERROR_MESSAGE})",
                     "attempts": "s.attempts",
                     "status": "s.status",
-                    "status_changed_at": f"cast('{now}' as timestamp)",
+                    "status_changed_at": timestamp_literal(at),
                 }
             ).execute()
     return {
@@ -191,8 +193,8 @@ def _partitions(rows: DataFrame, columns: list[str]) -> list[dict[str, str | Non
     """Return the target partitions that ``rows`` fall in; none for a table without partitions."""
     if not columns:
         return []
-    values = rows.select(*(F.col(f"`{name}`").cast("string") for name in columns)).distinct()
-    return [row.asDict() for row in values.orderBy(*columns).collect()]
+    values = rows.select(*(named_column(name).cast("string") for name in columns)).distinct()
+    return [row.asDict() for row in values.orderBy(*named_columns(columns)).collect()]
 
 
 if __name__ == "__main__":

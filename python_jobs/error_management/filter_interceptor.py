@@ -35,7 +35,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, given, require_at_least
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.delta.checkpoints import claim
@@ -51,6 +51,7 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_columns, string_literal
 
 REJECTED_BY = "rejected_by"
 REJECTED_AS = "rejected_as"
@@ -113,7 +114,7 @@ def flags(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
         else:
             result = F.udf(_guarded(condition.condition), _PREDICATE_RESULT)
             name = f"{_RESULT}{position}"
-            flagged = flagged.withColumn(name, result(F.struct(*(f"`{column}`" for column in columns))))
+            flagged = flagged.withColumn(name, result(F.struct(*named_columns(columns))))
             passed.append(F.col(f"{name}.passed"))
             errors.append(F.col(f"{name}.error"))
     rejected = [~F.coalesce(column, F.lit(False)) for column in passed]
@@ -122,7 +123,7 @@ def flags(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
         for condition, error in zip(conditions, errors, strict=True)
     ]
     return flagged.select(
-        *(f"`{column}`" for column in columns),
+        *named_columns(columns),
         _first(rejected, [F.lit(condition.name) for condition in conditions]).alias(REJECTED_BY),
         _first(rejected, kinds).alias(REJECTED_AS),
         _first(rejected, errors).alias(PREDICATE_ERROR),
@@ -376,7 +377,7 @@ def _run_batch(spark: SparkSession, params: Parameters, conditions: Sequence[Con
     _replace(interceptor.filter(rows), params.target)
     counts = interceptor.counts()
     statistics = statistics_rows(spark, counts, conditions, run_id, now)
-    _replace(statistics, params.statistics, f"run_id = '{run_id}'")
+    _replace(statistics, params.statistics, f"run_id = {string_literal(run_id)}")
     return _report(params, counts, {"run_id": run_id})
 
 
@@ -470,17 +471,17 @@ def start(
     spark: SparkSession, params: Parameters, conditions: Sequence[Condition]
 ) -> tuple[StreamingQuery, WindowWriter]:
     """Create or check the tables, claim the checkpoint and start the stream."""
-    assert params.checkpoint is not None
+    checkpoint = given(params.checkpoint, "checkpoint")
     create_table(spark, params.target, read_table(spark, params.source).schema)
     tables = {"source": params.source, "target": params.target, "statistics table": params.statistics}
     contract = {"job": "filter_interceptor"} | {
         role: table_id(spark, table) for role, table in tables.items()
     }
     appended = [params.target, params.statistics]
-    writer_id = claim(spark, params.checkpoint, contract, appended, params.start_over)
+    writer_id = claim(spark, checkpoint, contract, appended, params.start_over)
     writer = WindowWriter(params, conditions, writer_id)
     query = start_stream(
-        spark, params.source, writer, params.checkpoint, params.trigger, params.max_files_per_trigger
+        spark, params.source, writer, checkpoint, params.trigger, params.max_files_per_trigger
     )
     return query, writer
 

@@ -43,7 +43,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.clock import Clocked
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, present, require_at_least
 from python_jobs.shared.core.intervals import from_micros, to_micros
 from python_jobs.shared.delta.commits import (
     find_commit,
@@ -215,8 +215,7 @@ class CheckpointedConsumer:
             and not stopped.is_set()
         ):
             for message in self._consumer.consume(self.source.commit_every - len(records), _POLL_SECONDS):
-                partition = message.partition()
-                assert partition is not None
+                partition = present(message.partition(), "the partition of a Kafka record")
                 error = message.error()
                 if error is None:
                     records.append(message)
@@ -351,9 +350,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def _after(record: Message) -> int:
-    offset = record.offset()
-    assert offset is not None
-    return offset + 1
+    return present(record.offset(), "the offset of a Kafka record") + 1
 
 
 @contextmanager

@@ -73,6 +73,7 @@ from python_jobs.shared.delta.tables import read_table, table_id
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_column
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
@@ -273,7 +274,7 @@ def _as_timestamp(value: Column, type_: DataType, event_time: str) -> Column:
 
 def outcome(judged_rows: DataFrame, record_columns: list[str], late: bool) -> DataFrame:
     """Return the rows of the late or of the on-time table."""
-    record = [F.col(f"`{name}`") for name in record_columns]
+    record = [named_column(name) for name in record_columns]
     is_chosen = F.col(ERROR_CLASS).isNull() & (F.col("is_late") == late)
     return judged_rows.where(is_chosen).select(*record, *JUDGEMENT_COLUMNS)
 
@@ -360,7 +361,7 @@ class Splitter(BatchFunction):
 
 
 def _key(column: str | None, alias: str) -> Column:
-    return (F.lit(None) if column is None else F.col(f"`{column}`")).cast("string").alias(alias)
+    return (F.lit(None) if column is None else named_column(column)).cast("string").alias(alias)
 
 
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Splitter]:

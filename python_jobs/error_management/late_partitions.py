@@ -21,7 +21,7 @@ from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.partial_failures import require_no_failures
 from python_jobs.shared.delta.commits import latest_version, transaction_versions
-from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
+from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite, partition_condition
 from python_jobs.shared.delta.tables import (
     partition_columns,
     partition_values,
@@ -131,7 +131,7 @@ class DateProcessor:
                 spark,
                 rows,
                 query.target,
-                f"{query.partition_column} = '{date}'",
+                partition_condition({query.partition_column: date}),
                 partitioned_by=[query.partition_column],
                 transaction=transaction,
                 note={"late_data": {"date": date, "run_id": run_id, "source_version": self.source_version}},

@@ -47,7 +47,14 @@ from python_jobs.error_management.circuit_breaker import (
 )
 from python_jobs.shared.core.clock import Clocked
 from python_jobs.shared.core.command_line import run_program
-from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    given,
+    require_at_least,
+)
 from python_jobs.shared.core.intervals import Interval, parse_time
 
 _GOOD, _WRONG_USE, _REFUSED, _NOT_READY = 0, 2, 3, 4
@@ -130,12 +137,10 @@ def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -
     )
     done: list[str] = []
     if params.action == "run":
-        assert params.slice is not None
-        _owe(breaker, params.slice)
+        _owe(breaker, given(params.slice, "slice"))
         done = _load(breaker, params, execute)
     elif params.action == "skip":
-        assert params.slice is not None
-        _settle(breaker, params.slice)
+        _settle(breaker, given(params.slice, "slice"))
     elif params.action == "reset":
         breaker.reset()
     circuit = breaker.status()

@@ -59,6 +59,7 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import delta_table, read_table, table_id
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import same_columns
 
 WINDOW_COLUMNS = ("window_start", "window_end", "events")
 REVISION_COLUMNS = ("revision", "revised_at", "window_date")
@@ -135,7 +136,7 @@ class WindowReviser(BatchFunction):
         self._target: DeltaTable = delta_table(spark, params.target)
         self._now = params.processing_time
         key = ("window_date", "window_start", *params.group_by)
-        self._same_window = " and ".join(f"t.`{name}` <=> s.`{name}`" for name in key)
+        self._same_window = same_columns(key, null_safe=True)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Merge one batch of counts; a count that the table already holds gives no revision."""

@@ -71,6 +71,7 @@ from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLet
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
+from python_jobs.shared.spark.sql_text import named_column
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
@@ -190,7 +191,7 @@ def deduplicated(records: DataFrame, params: Parameters) -> DataFrame:
     counted as the metric ``records`` of the observations ``usable`` and ``dead``.
     """
     counted = F.count(F.lit(1)).alias("records")
-    columns = [F.col(f"`{name}`") for name in (*records.columns, ERROR_CLASS, ERROR_MESSAGE)]
+    columns = [named_column(name) for name in (*records.columns, ERROR_CLASS, ERROR_MESSAGE)]
     rows = judged(records, params)
     dead = rows.where(F.col(ERROR_CLASS).isNotNull()).observe("dead", counted)
     usable = rows.where(F.col(ERROR_CLASS).isNull()).observe("usable", counted)
@@ -239,7 +240,7 @@ class UniqueWriter(BatchFunction):
             rows = dead_letters(kept, record, batch_id, params.job_name, params.job_version, now)
             append(rows.coalesce(1), params.dead_letter, options)
         if unique:
-            rows = kept.where(F.col(ERROR_CLASS).isNull()).select(*(F.col(f"`{name}`") for name in record))
+            rows = kept.where(F.col(ERROR_CLASS).isNull()).select(*(named_column(name) for name in record))
             append(rows, params.target, options)
         self.unique += unique
         self.dead += dead

@@ -90,8 +90,10 @@ from python_jobs.shared.delta.tables import (
 )
 from python_jobs.shared.files.readiness import Marker, partition_folder
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.jvm import analyzed_plan
 from python_jobs.shared.spark.queries import first_line, query_text, user_query
 from python_jobs.shared.spark.session import settings
+from python_jobs.shared.spark.sql_text import identifier, named_column, string_literal
 
 NOTE = "backfill"
 
@@ -156,7 +158,7 @@ class Parameters(Clocked):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            assert self.chunks
+            _ = self.chunks
         except ValueError as wrong:
             raise WrongUse(str(wrong)) from None
         require_at_least(1, parallel=self.parallel)
@@ -203,13 +205,13 @@ class Backfill:
             DataRefused: the query doesn't have the target's columns.
         """
         self._spark, self._params = spark, params
-        self._date = params.source_date or params.partition_column
+        self._date = params.source_date or identifier(params.partition_column)
         self._source_version = source_version
         with self._reading_source():
             self._source = read_version(spark, params.source, source_version)
         self._require_dates(self._source, self._date, params.source)
         sample = self._computed(params.chunks[0])
-        self._require_dates(sample, f"`{params.partition_column}`", "the query")
+        self._require_dates(sample, identifier(params.partition_column), "the query")
         require_repeatable(sample)
         if table_exists(spark, params.target):
             columns = partition_columns(spark, params.target)
@@ -223,9 +225,9 @@ class Backfill:
         # A part of the hash as a number, so that the sum of rows in any order is the same.
         content = F.conv(F.substring(content_hash(*stable), 1, 15), 16, 10).cast("decimal(38, 0)")
         self._aggregates = [F.count(F.lit(1)), F.sum(content)]
-        self._aggregates += [F.sum(f"`{name}`").cast("double") for name in params.totals]
+        self._aggregates += [F.sum(named_column(name)).cast("double") for name in params.totals]
         self._columns = sample.columns
-        self._aggregates += [F.count_if(F.isnull(f"`{name}`")) for name in self._columns]
+        self._aggregates += [F.count_if(F.isnull(named_column(name))) for name in self._columns]
         try:
             sample.agg(*self._aggregates)
         except AnalysisException as failure:
@@ -275,7 +277,7 @@ class Backfill:
     def old_profiles(self) -> dict[str, Profile]:
         """What the target has of each date of the job when the run begins."""
         chunks = self._params.chunks
-        dates = between(f"`{self._params.partition_column}`", Chunk(chunks[0].first, chunks[-1].last))
+        dates = between(identifier(self._params.partition_column), Chunk(chunks[0].first, chunks[-1].last))
         return self._profiles(read_table(self._spark, self._params.target).where(dates))
 
     def source_rows(self, chunk: Chunk) -> int:
@@ -314,7 +316,7 @@ class Backfill:
         rows = self._computed(chunk)
         if not self._params.margin_days:
             return rows
-        return rows.where(between(f"`{self._params.partition_column}`", chunk))
+        return rows.where(between(identifier(self._params.partition_column), chunk))
 
     def _computed(self, chunk: Chunk) -> DataFrame:
         """Return what the query makes of the chunk's dates and the margin."""
@@ -348,7 +350,7 @@ class Backfill:
             _refuse(
                 {date: deviations(old[date], new.get(date, NO_ROWS), params.tolerance) for date in compared}
             )
-            where = between(f"`{params.partition_column}`", chunk)
+            where = between(identifier(params.partition_column), chunk)
             commit = overwrite(spark, rows, params.target, where, note=note)
         return ChunkState(
             status="done",
@@ -361,7 +363,7 @@ class Backfill:
         )
 
     def _profiles(self, rows: DataFrame) -> dict[str, Profile]:
-        date = F.col(f"`{self._params.partition_column}`").cast("string")
+        date = named_column(self._params.partition_column).cast("string")
         aggregates = [column.alias(f"_{position}") for position, column in enumerate(self._aggregates)]
         profiles = {}
         for date_text, count, content, *others in rows.groupBy(date).agg(*aggregates).collect():
@@ -381,7 +383,7 @@ def between(date: str, chunk: Chunk) -> str:
     >>> between("event_date", Chunk("2024-10-01", "2024-10-07"))
     "event_date >= '2024-10-01' and event_date <= '2024-10-07'"
     """
-    return f"{date} >= '{chunk.first}' and {date} <= '{chunk.last}'"
+    return f"{date} >= {string_literal(chunk.first)} and {date} <= {string_literal(chunk.last)}"
 
 
 def require_repeatable(rows: DataFrame) -> None:
@@ -390,8 +392,7 @@ def require_repeatable(rows: DataFrame) -> None:
     Raises:
         WrongUse: it reads the clock, draws random numbers or numbers the rows of partitions.
     """
-    plan: Any = rows._jdf.queryExecution().analyzed()
-    found = _NEVER_TWICE.search(str(plan.toJSON()))
+    found = _NEVER_TWICE.search(str(analyzed_plan(rows).toJSON()))
     if found:
         raise WrongUse(
             f"the query has {found[1]} in it, another value in each run; derive it from the event's time or the "
@@ -476,7 +477,9 @@ def plan(
     counts: dict[str, int] = {}
     if chunks and table_exists(spark, params.target):
         range_ = Chunk(chunks[0].first, chunks[-1].last)
-        counts = backfill.counts(read_table(spark, params.target), f"`{params.partition_column}`", range_)
+        counts = backfill.counts(
+            read_table(spark, params.target), identifier(params.partition_column), range_
+        )
     return {
         "job_id": params.job_id,
         "source_version": version,

@@ -57,6 +57,7 @@ from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.sources import read_files, source_identity
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.queries import query_text, require_rows, user_query
+from python_jobs.shared.spark.sql_text import named_column
 
 NOTE = "data_overwrite"
 
@@ -108,7 +109,7 @@ class Parameters:
         if (self.format == "delta") == bool(self.schema):
             raise WrongUse("schema belongs to the formats json and csv, which need it")
         require_at_least(0, min_rows=self.min_rows)
-        assert self.text
+        _ = self.text  # refuses a file that can't be read
 
     @cached_property
     def text(self) -> str:
@@ -207,7 +208,7 @@ def inside(rows: DataFrame, partition: Mapping[str, str]) -> DataFrame:
     if absent:
         raise WrongUse(f"the rows have no column {', '.join(absent)}; they have {', '.join(rows.columns)}")
     for column, value in partition.items():
-        belongs = F.col(f"`{column}`").cast("string").eqNullSafe(value)
+        belongs = named_column(column).cast("string").eqNullSafe(value)
         rows = rows.where(F.when(belongs, True).otherwise(F.raise_error(F.lit(_OUTSIDE))))
     return rows.drop(*partition)
 

@@ -68,6 +68,7 @@ from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import identifier, named_column
 
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"
@@ -131,7 +132,7 @@ class Parameters(DeadLetterStream):
             raise WrongUse("topic and bootstrap_servers go together")
         if (self.jdbc_url is None) != (self.user is None):
             raise WrongUse("jdbc_url and user go together")
-        assert self.access is None or self.jdbc_url
+        _ = self.access  # refuses an incomplete one
 
     @property
     def access(self) -> PostgresAccess | None:
@@ -211,7 +212,7 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     Raises:
         WrongUse: an expression can't be resolved or has another type.
     """
-    ties = [F.col(f"`{name}`").cast("bigint") for name in params.ties]
+    ties = [named_column(name).cast("bigint") for name in params.ties]
     try:
         rows = records.select(
             *(F.expr(expression).alias(name) for name, expression in params.key.items()),
@@ -219,7 +220,7 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
             F.expr(params.append_time).alias(_APPEND),
             (F.array(*ties) if ties else F.expr("cast(array() as array<bigint>)")).alias(_TIES),
             F.expr(params.value).cast("string").alias(_VALUE),
-            F.struct(*(F.col(f"`{name}`") for name in records.columns)).alias(_DEAD),
+            F.struct(*(named_column(name) for name in records.columns)).alias(_DEAD),
         )
         types = {name: rows.schema[name].dataType for name in (_EVENT, _APPEND)}
     except AnalysisException as failure:
@@ -275,7 +276,7 @@ def sessions(records: DataFrame, params: Parameters) -> DataFrame:
 
 
 def _changed_schema(rows: DataFrame, params: Parameters) -> str:
-    owner = [f"`{name}` {rows.schema[name].dataType.simpleString()}" for name in params.key]
+    owner = [f"{identifier(name)} {rows.schema[name].dataType.simpleString()}" for name in params.key]
     return ", ".join([*owner, _SESSION])
 
 

@@ -29,6 +29,8 @@ from python_jobs.shared.delta.tables import delta_table
 from python_jobs.shared.postgres.clients import listed, reaching_postgres, table_name
 from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.jvm import hadoop_configuration, java_array, jvm
+from python_jobs.shared.spark.sql_text import same_columns
 
 
 class KeyedSink(ABC):
@@ -50,7 +52,7 @@ class DeltaSink(KeyedSink):
         """
         create_table(spark, table, nullable(rows.schema))
         self._table: DeltaTable = delta_table(spark, table)
-        self._same_key = " and ".join(f"t.`{name}` = s.`{name}`" for name in key)
+        self._same_key = same_columns(key, null_safe=False)
 
     def write(self, rows: DataFrame, run: int) -> None:
         """Merge the rows in one commit."""
@@ -185,12 +187,10 @@ class FileSink(KeyedSink):
         if written.scheme == "file":
             Path(part.toUri().getPath()).replace(target.toUri().getPath())
         else:
-            jvm: Any = self._spark._jvm
-            fs = jvm.org.apache.hadoop.fs
-            configuration = self._spark._jsc.hadoopConfiguration()
-            gateway: Any = self._spark.sparkContext._gateway
-            overwrite = gateway.new_array(getattr(fs, "Options$Rename"), 1)
-            overwrite[0] = getattr(fs, "Options$Rename").OVERWRITE
+            fs = jvm(self._spark).org.apache.hadoop.fs
+            configuration = hadoop_configuration(self._spark)
+            option = getattr(fs, "Options$Rename")
+            overwrite = java_array(self._spark, option, option.OVERWRITE)
             fs.FileContext.getFileContext(part.toUri(), configuration).rename(part, target, overwrite)
         written.delete()
         return str(target.toString())

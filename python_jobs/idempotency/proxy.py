@@ -36,14 +36,9 @@ from typing import Any, Literal
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import NotReady, WrongUse, given, present, require_at_least
 from python_jobs.shared.delta.commits import commit_note, commits, find_commit, write_once
-from python_jobs.shared.delta.tables import (
-    deleted_file_retention,
-    retention_properties,
-    sql_name,
-    table_exists,
-)
+from python_jobs.shared.delta.tables import deleted_file_retention, retention_properties, table_exists
 from python_jobs.shared.files.manifests import (
     ListedFile,
     Manifest,
@@ -55,6 +50,7 @@ from python_jobs.shared.files.manifests import (
 from python_jobs.shared.files.pointers import PointedDataset
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.queries import require_rows, user_query
+from python_jobs.shared.spark.sql_text import properties_list, table_name
 
 NOTE = "proxy"
 
@@ -97,8 +93,7 @@ def rows_to_load(spark: SparkSession, params: Parameters) -> DataFrame:
         DataRefused: it has too few rows.
         WrongUse: the query can't be analyzed.
     """
-    assert params.query is not None
-    rows = user_query(spark, params.query)
+    rows = user_query(spark, given(params.query, "query"))
     require_rows(rows, params.min_rows, params.target)
     return rows
 
@@ -197,22 +192,22 @@ def load_delta(spark: SparkSession, params: Parameters, version: str) -> int:
         if version in _delta_versions(spark, params):
             raise taken(version, params.target)
         if deleted_file_retention(spark, params.target).days < params.retention_days:
-            pairs = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
-            spark.sql(f"alter table {sql_name(params.target)} set tblproperties ({pairs})")
+            spark.sql(
+                f"alter table {table_name(params.target)} set tblproperties {properties_list(properties)}"
+            )
     rows = rows_to_load(spark, params)
     note = write_once(
         spark, rows, params.target, properties=properties, replace_all=True, note={NOTE: version}
     )
     commit = find_commit(spark, params.target, note)
-    assert commit is not None
-    return int(commit["version"])
+    return int(present(commit, f"the commit of the rows written to {params.target}")["version"])
 
 
 def restore_delta(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """Make the table what a load left, in one commit that copies nothing."""
     versions = _delta_versions(spark, params)
     version = newest_or(params.version, list(versions), params.target)
-    spark.sql(f"restore table {sql_name(params.target)} to version as of {versions[version]}").collect()
+    spark.sql(f"restore table {table_name(params.target)} to version as of {versions[version]}").collect()
     return {"exposed_version": version, "table_version": versions[version]}
 
 

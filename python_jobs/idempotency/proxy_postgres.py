@@ -34,7 +34,7 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.shared.core.command_line import run_program
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, given, require_at_least
 from python_jobs.shared.files.manifests import newest_or, require_version, taken, version_of
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
 from python_jobs.shared.postgres.csv import create_from_csv
@@ -137,16 +137,15 @@ def load(connection: Connection, params: Parameters) -> dict[str, Any]:
         DataRefused: the file doesn't fit, or has too few rows; nothing of the file is stored.
         JobFailed: there is a version of the same second; it stays as it is.
     """
-    assert params.source is not None
-    assert params.columns is not None
+    source, columns = given(params.source, "source"), given(params.columns, "columns")
     version = version_of(params.started_at)
     try:
         with connection.transaction():
             rows = create_from_csv(
                 connection,
-                params.source,
+                source,
                 params.table(version),
-                params.columns,
+                columns,
                 params.delimiter,
                 stays=params.target,
             )

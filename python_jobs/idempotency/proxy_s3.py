@@ -36,7 +36,14 @@ from s3transfer.utils import ReadFileChunk
 
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.command_line import run_program
-from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    given,
+    require_at_least,
+)
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.files.manifests import (
     ListedFile,
@@ -101,8 +108,7 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
         NotReady: the folder holds no file.
         JobFailed: the version exists and stays as it is, or a file changed while it was sent.
     """
-    assert params.source is not None
-    root = Path(params.source)
+    root = Path(given(params.source, "source"))
     files = sorted(
         path for path in root.rglob("*") if path.is_file() and not path.name.startswith((".", "_"))
     )

@@ -53,13 +53,13 @@ from python_jobs.shared.delta.merge import MergeRules, merge
 from python_jobs.shared.delta.tables import (
     delta_table,
     retention_properties,
-    sql_name,
     table_exists,
     table_id,
     table_size,
 )
 from python_jobs.shared.files.readiness_names import UPKEEP
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import properties_list, string_literal, table_name
 
 NOTE = "stateful_merger"
 FORMAT_VERSION = 1
@@ -267,7 +267,9 @@ class Run:
         """Read the table of versions; raises like :func:`read_versions`."""
         self._spark, self._params = spark, params
         self._recorded = read_versions(spark, params)
-        self._increment = spark.sql(params.query.replace("{execution_time}", f"'{params.execution_time}'"))
+        self._increment = spark.sql(
+            params.query.replace("{execution_time}", string_literal(params.execution_time))
+        )
         self._planned_at: int | None = None
         """The target's version when this process found it, or began to make it, what it was before the run."""
         self._merged: Commit | None = None
@@ -289,7 +291,7 @@ class Run:
             return {"base": "created"}
         newest = history(spark, params.target)
         base = self._base(newest)
-        table = sql_name(params.target)
+        table = table_name(params.target)
         place = f"version as of {base.version}" if base.action == "restore" else ""
         restored: dict[str, Any] = {"base": base.action}
         try:
@@ -331,7 +333,7 @@ class Run:
                 raise NotReady(
                     f"{params.target} has moved on since the run before {params.execution_time}; run step restore"
                 )
-            self._require_columns(sql_name(params.target))
+            self._require_columns(table_name(params.target))
             self._planned_at = newest[0].version
         with noted(spark, params.target, params.note("merge")):
             merge(spark, self._increment, params.target, params.rules)
@@ -410,10 +412,9 @@ class Run:
 
         Delta skips a write of no rows.
         """
-        properties = (
-            f"('lakehouse_patterns.stateful_merger.run_without_change' = '{self._params.at.isoformat()}')"
-        )
-        self._commit("merge", f"alter table {sql_name(self._params.target)} set tblproperties {properties}")
+        mark = {"lakehouse_patterns.stateful_merger.run_without_change": self._params.at.isoformat()}
+        properties = properties_list(mark)
+        self._commit("merge", f"alter table {table_name(self._params.target)} set tblproperties {properties}")
 
     def _require_columns(self, table: str) -> None:
         there, coming = set(self._spark.sql(f"select * from {table}").columns), set(self._increment.columns)

@@ -38,16 +38,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.idempotency.registries import read_registry, register
-from python_jobs.shared.core.failures import WrongUse, root_cause
+from python_jobs.shared.core.failures import WrongUse, given, root_cause
 from python_jobs.shared.core.intervals import from_micros, parse_time
-from python_jobs.shared.delta.tables import (
-    deleted_file_retention,
-    delta_table,
-    read_version,
-    sql_name,
-    table_id,
-)
+from python_jobs.shared.delta.tables import deleted_file_retention, delta_table, read_version, table_id
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import properties_list, table_name
 
 FORMAT_VERSION = 1
 _LOG_HOURS = 30 * 24  # Delta's default
@@ -134,11 +129,11 @@ def protect(spark: SparkSession, table: str, versions: Sequence[NamedVersion]) -
 
 def _set_retention(spark: SparkSession, table: str, retention: dt.timedelta) -> None:
     hours = retention // dt.timedelta(hours=1)
-    spark.sql(
-        f"alter table {sql_name(table)} set tblproperties ("
-        f"'delta.deletedFileRetentionDuration' = 'interval {hours} hours', "
-        f"'delta.logRetentionDuration' = 'interval {max(hours, _LOG_HOURS)} hours')"
-    )
+    properties = {
+        "delta.deletedFileRetentionDuration": f"interval {hours} hours",
+        "delta.logRetentionDuration": f"interval {max(hours, _LOG_HOURS)} hours",
+    }
+    spark.sql(f"alter table {table_name(table)} set tblproperties {properties_list(properties)}")
 
 
 def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
@@ -147,10 +142,9 @@ def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
     Raises:
         WrongUse: there is no such version, or the name means another one.
     """
-    assert params.name is not None
-    assert params.keep_until is not None
+    name, keep_until = given(params.name, "name"), given(params.keep_until, "keep_until")
     commit = _commit(spark, params)
-    named = NamedVersion(params.name, commit[0], commit[1], parse_time(params.keep_until))
+    named = NamedVersion(name, commit[0], commit[1], parse_time(keep_until))
     versions = named_versions(spark, params)
     for other in versions:
         if other.name == named.name and other.version != named.version:
@@ -213,7 +207,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         report["version"] = give_name(spark, params).version
     elif params.action == "restore":
         named, versions = _named(spark, params)
-        spark.sql(f"restore table {sql_name(params.table)} to version as of {named.version}").collect()
+        spark.sql(f"restore table {table_name(params.table)} to version as of {named.version}").collect()
         report |= {"version": named.version, "retention_days": protect(spark, params.table, versions)}
     elif params.action == "protect":
         report["retention_days"] = protect(spark, params.table, named_versions(spark, params))

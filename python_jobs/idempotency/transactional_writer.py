@@ -61,7 +61,7 @@ class Parameters:
         if self.source in self.write:
             raise WrongUse(f"'{self.source}' can't be source and target")
         require_at_least(0, generation=self.generation)
-        assert self.version is not None
+        _ = self.version  # refuses what is no time
 
     @property
     def version(self) -> int:

@@ -50,7 +50,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
-from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    given,
+    require_at_least,
+)
 from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import latest_version, transaction_version
 from python_jobs.shared.delta.streams import (
@@ -67,6 +74,7 @@ from python_jobs.shared.delta.tables import delta_table, read_table, table_exist
 from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import partition_counts
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_column
 
 CREATED, UPDATED, DELETED = "c", "u", "d"
 _NAMES = {CREATED: "created", UPDATED: "updated", DELETED: "deleted"}
@@ -140,10 +148,10 @@ def events(feed: DataFrame, key: Sequence[str], source_id: str) -> DataFrame:
 
     ``source_id`` tells this table's events from those of others: the same event always has the same id.
     """
-    row = F.struct(*(F.col(f"`{name}`") for name in feed.columns if name not in FEED_COLUMNS))
+    row = F.struct(*(named_column(name) for name in feed.columns if name not in FEED_COLUMNS))
     is_before = F.col("_change_type").isin("update_preimage", "delete")
     images = feed.groupBy(
-        F.struct(*(F.col(f"`{name}`") for name in key)).alias("key"),
+        F.struct(*(named_column(name) for name in key)).alias("key"),
         F.col("_commit_version").alias("commit_version"),
     ).agg(
         F.first(F.when(is_before, row), ignorenulls=True).alias("before"),
@@ -175,7 +183,7 @@ def event_schema(row: StructType, key: Sequence[str]) -> StructType:
 
 def _checked_operation(key: Sequence[str]) -> Column:
     """Return the event's operation, or the end of the batch where the key is none."""
-    incomplete = reduce(or_, (F.col(f"key.`{name}`").isNull() for name in key))
+    incomplete = reduce(or_, (named_column(name, of="key").isNull() for name in key))
     where = F.concat(F.lit(" in version "), F.col("commit_version"), F.lit(": "), F.to_json("key", _JSON))
     return (
         F.when(incomplete, F.raise_error(F.concat(F.lit("the key has a NULL"), where)))
@@ -315,15 +323,13 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 def _prepare_target(spark: SparkSession, params: Parameters, row: StructType) -> None:
     """Make the table of events, or check that the one there is such a table; its rows may grow columns."""
-    assert params.target is not None
-    if not table_exists(spark, params.target):
-        create_table(spark, params.target, event_schema(row, params.key))
+    target = given(params.target, "target")
+    if not table_exists(spark, target):
+        create_table(spark, target, event_schema(row, params.key))
         return
-    has = read_table(spark, params.target).columns
+    has = read_table(spark, target).columns
     if has != list(EVENT_COLUMNS):
-        raise WrongUse(
-            f"the table '{params.target}' holds no change events: its columns are {', '.join(has)}"
-        )
+        raise WrongUse(f"the table '{target}' holds no change events: its columns are {', '.join(has)}")
 
 
 def _one_sentence(failure: Exception, params: Parameters) -> JobFailed | None:

@@ -45,7 +45,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import Clocked
-from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import JobFailed, WrongUse, present, require_at_least
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.delta.commits import CONFLICTS, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
@@ -61,7 +61,9 @@ from python_jobs.shared.delta.tables import (
 )
 from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_folder
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.jvm import executed_plan
 from python_jobs.shared.spark.session import settings
+from python_jobs.shared.spark.sql_text import identifier, string_literal
 
 SAFE_RETENTION = dt.timedelta(days=7)
 """Delta's default, which also holds for raw datasets: they have no property to say otherwise."""
@@ -196,7 +198,9 @@ def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.d
 def partition_predicate(rows: Sequence[Row], types: Mapping[str, str]) -> str:
     """Return the SQL that selects exactly these partitions; a NULL value is a value."""
     return " or ".join(
-        "(" + " and ".join(f"`{name}` <=> {_literal(row[name], types[name])}" for name in types) + ")"
+        "("
+        + " and ".join(f"{identifier(name)} <=> {_literal(row[name], types[name])}" for name in types)
+        + ")"
         for row in rows
     )
 
@@ -204,8 +208,7 @@ def partition_predicate(rows: Sequence[Row], types: Mapping[str, str]) -> str:
 def _literal(value: Any, type_: str) -> str:
     if value is None:
         return "null"
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"cast('{text}' as {type_})"
+    return f"cast({string_literal(str(value))} as {type_})"
 
 
 # --- the runs -------------------------------------------------------------------------------------------
@@ -341,7 +344,7 @@ def _delta_state(spark: SparkSession, parameters: Parameters) -> State:
 
     def listing() -> Callable[[], object]:
         # The scan's own step: the files of the log, cut and packed into tasks. Nothing runs.
-        plan: Any = read_table(spark, table)._jdf.queryExecution().executedPlan()
+        plan = executed_plan(read_table(spark, table))
         return cast(Callable[[], object], plan.collectLeaves().head().inputRDD)
 
     return _state(
@@ -386,8 +389,7 @@ def _compact_raw(spark: SparkSession, parameters: Parameters, now: dt.datetime) 
     """Stage a compacted version and move the pointer, unless the dataset changed meanwhile."""
     current_folder(spark, parameters.table)  # raises without a pointer
     dataset = PointedDataset(spark, parameters.table)
-    version = dataset.current()
-    assert version is not None
+    version = present(dataset.current(), f"the pointer of {parameters.table}")
     files = dataset.files(version)
     if not raw_worth_compacting(files, parameters, now):
         return _report(None, State(len(files), sum(file.size for file in files)), version=version)

@@ -33,6 +33,7 @@ from python_jobs.shared.core import exact_json
 from python_jobs.shared.core.exact_json import Object
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
+from python_jobs.shared.spark.sql_text import identifier, string_literal
 
 _COLUMN_KEYS = {"name", "tags", "transform", "keys", "description"}
 _TRANSFORMS = ("keyed_hash", "substring", "constant")
@@ -179,7 +180,7 @@ def unknown_columns(contract: Contract, schema: StructType) -> list[str]:
 def select_list(contract: Contract) -> list[str]:
     """Return the SQL expressions of the columns that leave."""
     return [
-        f"{_expression(child, _quote(child.name), 0)} as {_quote(child.name)}"
+        f"{_expression(child, identifier(child.name), 0)} as {identifier(child.name)}"
         for child in contract.root.children.values()
         if child.leaves
     ]
@@ -261,7 +262,7 @@ def _expression(node: Node, value: str, depth: int) -> str:
     """Return the SQL of a value with only what may leave of it; NULL stays NULL."""
     children = [child for child in node.children.values() if child.leaves]
     if node.keys is not None:
-        keys = ", ".join(_literal(key) for key in node.keys)
+        keys = ", ".join(string_literal(key) for key in node.keys)
         value = f"map_filter({value}, (k{depth}, v{depth}) -> string(k{depth}) in ({keys}))"
         if children:
             inner = _expression(children[0], f"v{depth}", depth + 1)
@@ -271,7 +272,7 @@ def _expression(node: Node, value: str, depth: int) -> str:
         return f"transform({value}, e{depth} -> {_expression(children[0], f'e{depth}', depth + 1)})"
     if node.children:
         fields = ", ".join(
-            f"{_literal(child.name)}, {_expression(child, f'{value}.{_quote(child.name)}', depth)}"
+            f"{string_literal(child.name)}, {_expression(child, f'{value}.{identifier(child.name)}', depth)}"
             for child in children
         )
         return f"case when {value} is not null then named_struct({fields}) end"
@@ -284,23 +285,15 @@ def _transformed(transform: tuple[str, Any], value: str) -> str:
     if kind == "substring":
         return f"substring({text}, {argument})"
     if kind == "constant":
-        return f"case when {value} is not null then {_literal(argument)} end"
+        return f"case when {value} is not null then {string_literal(argument)} end"
     # The key is looked up where the row is: neither the plan nor a log ever holds it. reflect gives the text
     # 'null' for a variable that isn't set.
-    key = f"reflect('java.lang.System', 'getenv', '{argument}')"
+    key = f"reflect('java.lang.System', 'getenv', {string_literal(argument)})"
     digest = f"reflect('org.apache.commons.codec.digest.HmacUtils', 'hmacSha256Hex', {key}, {text})"
     missing = (
         f"raise_error('the environment variable {argument}, which holds the key of a keyed_hash, is not set')"
     )
     return f"case when {value} is null then null when {key} in ('null', '') then {missing} else {digest} end"
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 # --- JSON lines: what leaves keeps its text ----------------------------------------------------------------

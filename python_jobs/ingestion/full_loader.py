@@ -38,7 +38,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, WrongUse, given, present, require_at_least
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, commits, find_commit, latest_commit, write_once
@@ -53,6 +53,7 @@ from python_jobs.shared.files.sources import (
 from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
+from python_jobs.shared.spark.sql_text import string_literal
 
 NOTE = "full_loader"
 
@@ -104,9 +105,9 @@ class Parameters:
             )
         if (self.table is None) == (self.format == "postgres"):
             raise WrongUse("table belongs to format postgres, which needs it")
-        assert self.version_name
+        _ = self.version_name  # refuses what is no day
         if self.format == "postgres":
-            assert self.access
+            _ = self.access  # refuses an incomplete one
 
     @property
     def version_name(self) -> str:
@@ -179,8 +180,9 @@ def load(spark: SparkSession, parameters: Parameters) -> Loaded:
         if database is None:
             rows = read_files(spark, parameters)
         else:
-            assert parameters.table is not None
-            rows = with_schema(database.read(parameters.table), parse_schema(parameters.schema))
+            rows = with_schema(
+                database.read(given(parameters.table, "table")), parse_schema(parameters.schema)
+            )
         note = {"version": parameters.version_name, "source": identity}
         return Loaded(replace_table(spark, rows, parameters.version_table, note), is_new=True)
 
@@ -243,8 +245,7 @@ def replace_table(spark: SparkSession, rows: DataFrame, table: str, note: Mappin
     """Replace rows and schema of a table in one commit; return its Delta version."""
     user_metadata = write_once(spark, rows, table, replace_all=True, note={NOTE: dict(note)})
     commit = find_commit(spark, table, user_metadata)
-    assert commit is not None
-    return int(commit["version"])
+    return int(present(commit, f"the commit of the rows written to {table}")["version"])
 
 
 def drop_old_versions(spark: SparkSession, parameters: Parameters) -> list[str]:
@@ -267,7 +268,7 @@ def version_tables(spark: SparkSession, target: str) -> dict[str, str]:
     else:
         database, _, name = target.rpartition(".")
         place = f" in {database}" if database else ""
-        found = spark.sql(f"show tables{place} like '{name}_*'").collect()
+        found = spark.sql(f"show tables{place} like {string_literal(f'{name}_*')}").collect()
         names = [f"{database}.{row.tableName}" if database else row.tableName for row in found]
     versions = ((name, name.removeprefix(f"{target}_")) for name in names if name.startswith(f"{target}_"))
     return {version: name for name, version in versions if _VERSION.fullmatch(version)}

@@ -86,7 +86,7 @@ class Parameters:
             raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
         if self.keep_versions < 2:
             raise WrongUse(f"keep_versions must be at least 2, got {self.keep_versions}")
-        assert self.version_name
+        _ = self.version_name  # refuses what is no day
 
     @property
     def version_name(self) -> str:

@@ -36,7 +36,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import Clocked
-from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, given
 from python_jobs.shared.core.intervals import Interval, parse_time
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import (
@@ -49,6 +49,7 @@ from python_jobs.shared.delta.commits import (
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
+from python_jobs.shared.spark.sql_text import date_literal
 
 APP_ID = "lakehouse_patterns.incremental_loader"
 FORMAT_VERSION = 1
@@ -528,12 +529,12 @@ def _ordinal(date: dt.date | None, hour: int | None) -> int:
 
 def _replace_condition(parameters: Parameters, columns: Sequence[str]) -> str:
     """Return the SQL predicate of the window's partitions."""
-    window, grain = parameters.window, parameters.grain
-    assert window is not None
+    window, grain = given(parameters.window, "a window"), parameters.grain
     if not columns:
         raise WrongUse(f"mode replace_window needs date= folders; {parameters.source} has none")
     return " or ".join(
-        f"(date = date'{part.start:%F}'" + (f" and hour = {part.start.hour})" if grain == "hour" else ")")
+        f"(date = {date_literal(part.start)}"
+        + (f" and hour = {part.start.hour})" if grain == "hour" else ")")
         for part in window.split(grain)
     )
 

@@ -53,7 +53,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
 from python_jobs.shared.core.clock import Clocked
-from python_jobs.shared.core.failures import JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import JobFailed, WrongUse, given, require_at_least
 from python_jobs.shared.core.intervals import Interval, parse_time
 from python_jobs.shared.delta.commits import (
     CONFLICTS,
@@ -65,6 +65,7 @@ from python_jobs.shared.delta.commits import (
 from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot, quote, time_slices
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import identifier, timestamp_literal
 
 APP_ID = "lakehouse_patterns.incremental_table_loader"
 
@@ -197,8 +198,8 @@ def in_window(rows: DataFrame, delta_column: str, window: Interval) -> DataFrame
 
 def window_condition(delta_column: str, window: Interval) -> str:
     """Return the window as SQL with literal bounds, which file statistics can answer."""
-    start, end = (f"timestamp'{bound:%Y-%m-%d %H:%M:%S.%f}+00:00'" for bound in (window.start, window.end))
-    return f"`{delta_column}` >= {start} and `{delta_column}` < {end}"
+    start, end = map(timestamp_literal, (window.start, window.end))
+    return f"{identifier(delta_column)} >= {start} and {identifier(delta_column)} < {end}"
 
 
 def not_in(rows: DataFrame, present: DataFrame, identity: Sequence[str]) -> DataFrame:
@@ -243,8 +244,7 @@ def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -
     """Return the window to load, overlap excluded, or None if a stateful run has nothing to do yet."""
     if parameters.from_ is not None and parameters.to is not None:
         return Interval.parse(parameters.from_, parameters.to)
-    assert parameters.bootstrap_from is not None
-    start = parse_time(parameters.bootstrap_from)
+    start = parse_time(given(parameters.bootstrap_from, "bootstrap_from"))
     if table_exists(spark, parameters.target):
         state = transaction_version(spark, parameters.target, parameters.state_id)
         start = start if state is None else _EPOCH + state * _MICROSECOND

@@ -39,10 +39,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from python_jobs.ingestion.replication_policy import Dataset, load_policy, refuse_sensitive
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, given, require_at_least
 from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.jvm import jvm
 
 _BUFFER_BYTES = 1 << 20
 _ATTEMPTS = 3
@@ -85,9 +86,8 @@ class Parameters:
     def datasets(self) -> list[Dataset]:
         """Return what is to be replicated."""
         if self.policy is None:
-            assert self.source is not None
-            assert self.target is not None
-            return [Dataset(self.source, self.source, (self.target,))]
+            source = given(self.source, "source")
+            return [Dataset(source, source, (given(self.target, "target"),))]
         datasets = load_policy(self.policy)
         chosen = [dataset for dataset in datasets if self.dataset in (None, dataset.name)]
         if not chosen:
@@ -146,10 +146,9 @@ class Folder(HadoopFolder):
     def __init__(self, spark: SparkSession, path: str) -> None:
         # Raw, or the checksum files that Spark has written would not be copied.
         super().__init__(spark, path, raw=True)
-        jvm: Any = spark._jvm
-        self._checksum_class = jvm.java.util.zip.CRC32C
-        self._checked_class = jvm.java.util.zip.CheckedInputStream
-        self._nothing = jvm.java.io.OutputStream.nullOutputStream()
+        self._checksum_class = jvm(spark).java.util.zip.CRC32C
+        self._checked_class = jvm(spark).java.util.zip.CheckedInputStream
+        self._nothing = jvm(spark).java.io.OutputStream.nullOutputStream()
         self.given = path
 
     @property

@@ -90,7 +90,8 @@ def look(condition: Condition) -> dict[str, Any] | None:
         return _later_partition(condition.next_partition)
     if condition.changes is not None:
         return _new_notices(condition.changes, condition.handled)
-    assert condition.table is not None
+    if condition.table is None:
+        raise WrongCondition("pass one of marker, next_partition, table and changes, got none")
     try:
         table = DeltaTable(condition.table)
     except TableNotFoundError:

@@ -56,17 +56,12 @@ from python_jobs.ingestion.data_contract import (
 )
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.paths import absolute, is_path
-from python_jobs.shared.delta.commits import (
-    commit_note,
-    find_commit,
-    latest_version,
-    noted,
-    numeric_metrics,
-)
+from python_jobs.shared.delta.commits import commit_note, find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
+from python_jobs.shared.spark.sql_text import named_column, named_columns, properties_list, table_name
 
 _NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
 _PURGED = "lakehouse_patterns.purged_through"
@@ -137,8 +132,8 @@ def mapped(rows: DataFrame, function: Callable[[Row], Any], name: str) -> DataFr
             raise RuntimeError(f"row function {name} failed with no row returned")
         return dict(result) if isinstance(result, Mapping) else tuple(result)
 
-    columns = [F.col(f"`{column}`") for column in rows.columns]
-    return rows.select(F.udf(guarded, rows.schema)(F.struct(*columns)).alias("row")).select("row.*")
+    row = F.struct(*named_columns(rows.columns))
+    return rows.select(F.udf(guarded, rows.schema)(row).alias("row")).select("row.*")
 
 
 def filtered_lines(lines: DataFrame, contract: Contract) -> DataFrame:
@@ -236,7 +231,7 @@ def _purge(spark: SparkSession, target: str, path: str, treatments: Mapping[str,
         return False
     with settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
         table.vacuum(0)
-    spark.sql(f"alter table delta.`{path}` set tblproperties ('{_PURGED}' = '{newest}')")
+    spark.sql(f"alter table {table_name(path)} set tblproperties {properties_list({_PURGED: str(newest)})}")
     return True
 
 
@@ -262,7 +257,7 @@ def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contra
     rows = spark.read.options(**options).schema(header.add(_CORRUPT, "string")).csv(parameters.source)
     # A separator too many moves the values behind it: one of a withheld column could leave under another name.
     # Spark answers no query over the corrupt column alone.
-    malformed = rows.agg(F.count(_CORRUPT), F.count(f"`{rows.columns[0]}`")).collect()[0][0]
+    malformed = rows.agg(F.count(_CORRUPT), F.count(named_column(rows.columns[0]))).collect()[0][0]
     _refuse_malformed(malformed, parameters)
     rows = rows.where(F.col(_CORRUPT).isNull()).drop(_CORRUPT)
     kept, unknown = permitted(rows, contract, parameters.on_unknown)

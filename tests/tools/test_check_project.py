@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from tools.check_project import (
+    JVM_MODULE,
+    SQL_TEXT_MODULE,
     Relation,
     foreign_files,
     increments,
     macros_without_dispatch,
     misnamed_relations,
+    private_surfaces,
+    quoted_names,
     silent_drops,
     unsafe_conversions,
 )
@@ -206,3 +210,44 @@ def test_jars_and_large_files_are_found(tmp_path: Path) -> None:
         f"{jar}: a .jar file is fetched or generated, not committed",
         f"{large}: 1,000,001 bytes, above 1 MB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "finding"),
+    [
+        ("x = spark._jvm.java", "'._jvm' is private to PySpark"),
+        ("x = spark._jsc", "'._jsc' is private to PySpark"),
+        ("x = table._jdt.deltaLog()", "'._jdt' is private to PySpark"),
+        ("x = rows._jdf", "'._jdf' is private to PySpark"),
+        ("x = spark._jsparkSession", "'._jsparkSession' is private to PySpark"),
+        ("x = DataFrame(dataset, spark)", "'DataFrame(…)' is made of a Java object"),
+        ("x = jvm(spark).java", None),
+        ("x: DataFrame = rows._columns  # spark._jvm", None),
+    ],
+)
+def test_what_is_private_to_pyspark_is_used_in_one_module(
+    tmp_path: Path, line: str, finding: str | None
+) -> None:
+    job, home = tmp_path / "python_jobs/ingestion/loader.py", tmp_path / JVM_MODULE
+    for path in (job, home):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{line}\n")
+    found = list(private_surfaces([job, home], tmp_path))
+    assert found == ([] if finding is None else [f"{job}:1: {finding}, use {JVM_MODULE}"])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ('condition = f"`{name}` = 1"', True),
+        ('condition = f"{identifier(name)} = 1"', False),
+        ('"""Reads ``{source}``."""', False),
+    ],
+)
+def test_names_are_quoted_in_one_module(tmp_path: Path, line: str, is_found: bool) -> None:
+    job, home = tmp_path / "python_jobs/ingestion/loader.py", tmp_path / SQL_TEXT_MODULE
+    for path in (job, home):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{line}\n")
+    found = list(quoted_names([job, home], tmp_path))
+    assert [finding.split(" ")[0] for finding in found] == ([f"{job}:1:"] if is_found else [])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
 
 class JobFailed(Exception):
     """The work could not be done; the message is one sentence for the user."""
@@ -25,6 +29,28 @@ class NotReady(JobFailed):
     """The input is missing or not complete yet; try again later."""
 
     exit_code = 4
+
+
+def given(value: Value | None, name: str) -> Value:
+    """Return the value of a parameter that may be left out.
+
+    Raises:
+        WrongUse: it was left out.
+    """
+    if value is None:
+        raise WrongUse(f"{name} is missing: what is asked for needs it")
+    return value
+
+
+def present(value: Value | None, what: str) -> Value:
+    """Return what another system gave.
+
+    Raises:
+        JobFailed: it gave nothing.
+    """
+    if value is None:
+        raise JobFailed(f"{what} is missing, so nothing can be done with the rest")
+    return value
 
 
 def require_at_least(least: int, **numbers: float | None) -> None:

@@ -35,7 +35,14 @@ import requests
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
 from python_jobs.shared.core.clock import utc_now
-from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    NotReady,
+    WrongUse,
+    present,
+    require_at_least,
+)
 
 Result = TypeVar("Result")
 
@@ -330,7 +337,5 @@ class Retrier:
 
 
 def _error(state: RetryCallState) -> BaseException:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert error is not None
-    return error
+    error = None if state.outcome is None else state.outcome.exception()
+    return present(error, "the error of a failed try")

@@ -19,8 +19,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import DataRefused
-from python_jobs.shared.delta.tables import partition_columns, read_table, sql_name
+from python_jobs.shared.delta.tables import partition_columns, read_table
 from python_jobs.shared.spark.macro_sql import Macros
+from python_jobs.shared.spark.sql_text import table_name
 
 _FILES = (
     "idempotency/merger/options.sql",
@@ -63,7 +64,7 @@ def merge(spark: SparkSession, rows: DataFrame, target: str, rules: MergeRules) 
         WrongUse: the rules don't fit the columns of rows and target.
         DataRefused: a row has NULL in its key or its sequence; the table is as it was.
     """
-    table, view = sql_name(target), f"merger_{uuid.uuid4().hex}"
+    table, view = table_name(target), f"merger_{uuid.uuid4().hex}"
     configuration = {"unique_key": rules.key, "partition_by": partition_columns(spark, target)}
     macros = Macros(spark, _FILES, configuration)
     merger = macros.call("_merger", rules.options, table, dict(rows.dtypes))

@@ -12,11 +12,13 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady
 from python_jobs.shared.core.paths import absolute, is_path
-
-
-def sql_name(table: str) -> str:
-    """Return ``table`` as it is written in SQL: the catalog name, or ``delta.`path```."""
-    return f"delta.`{absolute(table)}`" if is_path(table) else table
+from python_jobs.shared.spark.jvm import (
+    data_frame,
+    delta_log,
+    newest_snapshot,
+    tombstone_retention_milliseconds,
+)
+from python_jobs.shared.spark.sql_text import table_name
 
 
 def table_exists(spark: SparkSession, table: str) -> bool:
@@ -44,7 +46,7 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
 
 def read_version(spark: SparkSession, table: str, version: int) -> DataFrame:
     """Return the rows of one version of an existing Delta table, whatever is written meanwhile."""
-    return spark.sql(f"select * from {sql_name(table)} version as of {version}")
+    return spark.sql(f"select * from {table_name(table)} version as of {version}")
 
 
 def table_id(spark: SparkSession, table: str) -> str:
@@ -58,7 +60,7 @@ def active_files(spark: SparkSession, table: str) -> DataFrame:
     Columns: ``add_path``, ``add_size`` (bytes), ``add_modified_at`` and the table's partition columns.
     """
     snapshot = delta_snapshot(spark, table)
-    return DataFrame(snapshot.allFiles().toDF(), spark).select(
+    return data_frame(spark, snapshot.allFiles().toDF()).select(
         F.col("path").alias("add_path"),
         F.col("size").alias("add_size"),
         F.timestamp_millis("modificationTime").alias("add_modified_at"),
@@ -92,11 +94,8 @@ def table_size(spark: SparkSession, table: str) -> tuple[int, int]:
 
 def deleted_file_retention(spark: SparkSession, table: str) -> dt.timedelta:
     """Return how long the table promises to keep the files that a commit removed (7 days by default)."""
-    assert spark._jvm is not None
-    delta_log: Any = spark._jvm.org.apache.spark.sql.delta.DeltaLog
-    return dt.timedelta(
-        milliseconds=int(delta_log.tombstoneRetentionMillis(delta_snapshot(spark, table).metadata()))
-    )
+    snapshot = delta_snapshot(spark, table)
+    return dt.timedelta(milliseconds=tombstone_retention_milliseconds(spark, snapshot))
 
 
 def retention_properties(days: int) -> dict[str, str]:
@@ -107,11 +106,9 @@ def retention_properties(days: int) -> dict[str, str]:
 
 def table_location(spark: SparkSession, table: str) -> str:
     """Return the path of an existing table, given by path or by catalog name."""
-    return str(delta_table(spark, table)._jdt.deltaLog().dataPath().toString())
+    return str(delta_log(delta_table(spark, table)).dataPath().toString())
 
 
 def delta_snapshot(spark: SparkSession, table: str) -> Any:
     """Return Delta's snapshot of the table's newest version, without a Spark job over its history."""
-    log = delta_table(spark, table)._jdt.deltaLog()
-    defaults = [getattr(log, f"update$default${position}")() for position in (1, 2, 3)]
-    return log.update(*defaults)
+    return newest_snapshot(delta_table(spark, table))

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from pyspark.errors import ParseException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.sql_text import named_column
 
 # What a reader of files must never do silently: a bad record as NULLs, a column under another's name.
 _STRICT = {"mode": "FAILFAST", "enforceSchema": "false"}
@@ -97,4 +97,4 @@ def with_schema(rows: DataFrame, schema: StructType) -> DataFrame:
     absent = [name for name in schema.names if name not in rows.columns]
     if absent:
         raise WrongUse(f"the source has no column {', '.join(absent)}; it has {', '.join(rows.columns)}")
-    return rows.select(*(F.col(f"`{field.name}`").cast(field.dataType) for field in schema))
+    return rows.select(*(named_column(field.name).cast(field.dataType) for field in schema))

@@ -26,7 +26,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, present
 from python_jobs.shared.kafka.clients import (
     ANSWER_SECONDS,
     client_settings,
@@ -160,8 +160,7 @@ class Replicator:
             while pending and not stopped.is_set():
                 messages = self._consumer.consume(_BATCH, _POLL_SECONDS)
                 for message in messages:
-                    partition = message.partition()
-                    assert partition is not None
+                    partition = present(message.partition(), "the partition of a Kafka record")
                     error = message.error()
                     if error is None:
                         self._forward(message, partition)
@@ -267,8 +266,7 @@ class Replicator:
         if not self._open:
             self._producer.begin_transaction()
             self._open = True
-        offset = message.offset()
-        assert offset is not None
+        offset = present(message.offset(), "the offset of a Kafka record")
         headers: list[Any] = list(message.headers() or [])
         if self.parameters.position_header is not None:
             headers.append(

@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import JobFailed, NotReady
+from python_jobs.shared.spark.jvm import jvm
 
 ANSWER_MILLISECONDS = 15_000
 
@@ -42,8 +43,7 @@ def partition_counts(
         JobFailed: the broker refuses the client.
     """
     with _answers(spark, topics, settings) as admin:
-        jvm: Any = spark._jvm
-        described = admin.describeTopics(jvm.java.util.ArrayList(list(topics))).allTopicNames().get()
+        described = admin.describeTopics(jvm(spark).java.util.ArrayList(list(topics))).allTopicNames().get()
         return {topic: described[topic].partitions().size() for topic in topics}
 
 
@@ -53,12 +53,12 @@ def offset_ranges(
     """Return the first offset and the end of each (topic, partition); raises like :func:`partition_counts`."""
     partitions = partition_counts(spark, [topic], settings)[topic]
     with _answers(spark, [topic], settings) as admin:
-        jvm: Any = spark._jvm
-        asked = [jvm.org.apache.kafka.common.TopicPartition(topic, number) for number in range(partitions)]
-        specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        partition_class = jvm(spark).org.apache.kafka.common.TopicPartition
+        asked = [partition_class(topic, number) for number in range(partitions)]
+        specs = jvm(spark).org.apache.kafka.clients.admin.OffsetSpec
         ranges = []
         for spec in (specs.earliest(), specs.latest()):
-            question = jvm.java.util.HashMap(dict.fromkeys(asked, spec))
+            question = jvm(spark).java.util.HashMap(dict.fromkeys(asked, spec))
             answers = admin.listOffsets(question).all().get()
             ranges.append([int(answers[partition].offset()) for partition in asked])
         return {(topic, number): bounds for number, bounds in enumerate(zip(*ranges, strict=True))}
@@ -67,8 +67,7 @@ def offset_ranges(
 @contextmanager
 def _answers(spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]) -> Iterator[Any]:
     """Provide an admin client of the brokers; its errors become one sentence."""
-    jvm: Any = spark._jvm
-    properties = jvm.java.util.Properties()
+    properties = jvm(spark).java.util.Properties()
     timeouts = {
         "default.api.timeout.ms": str(ANSWER_MILLISECONDS),
         "request.timeout.ms": str(ANSWER_MILLISECONDS // 3),
@@ -77,13 +76,13 @@ def _answers(spark: SparkSession, topics: Sequence[str], settings: Mapping[str, 
         properties.setProperty(name, value)
     admin = None
     try:
-        admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+        admin = jvm(spark).org.apache.kafka.clients.admin.AdminClient.create(properties)
         yield admin
     except Py4JJavaError as failure:
         raise _one_sentence(failure, topics, settings["bootstrap.servers"], settings) from None
     finally:
         if admin is not None:
-            admin.close(jvm.java.time.Duration.ZERO)
+            admin.close(jvm(spark).java.time.Duration.ZERO)
 
 
 def source_failure(failure: Exception, source: str) -> JobFailed | None:

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import WrongUse, present
 
 Connection = psycopg.Connection[Any]
 
@@ -55,8 +55,7 @@ def create_table(connection: Connection, table: sql.Identifier, columns: str) ->
 def count_rows(connection: Connection, relation: sql.Identifier) -> int:
     """Return the number of rows of a table or a view."""
     row = connection.execute(sql.SQL("select count(*) from {}").format(relation)).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(present(row, "PostgreSQL's answer to count(*)")[0])
 
 
 def columns(connection: Connection, relation: sql.Identifier) -> list[tuple[str, str]]:

@@ -20,8 +20,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.failures import JobFailed, WrongUse, given
 from python_jobs.shared.core.intervals import Interval
+from python_jobs.shared.spark.jvm import jvm
 
 FETCH_ROWS = 10_000
 
@@ -65,9 +66,9 @@ class PostgresAccess:
             if self.password_env not in os.environ:
                 raise WrongUse(f"there is no environment variable {self.password_env} with the password")
             return os.environ[self.password_env]
-        assert self.password_file is not None
+        file = given(self.password_file, "password_file or password_env")
         try:
-            return Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
+            return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as failure:
             raise WrongUse(f"the password file {self.password_file}: {failure.strerror}") from None
 
@@ -152,12 +153,11 @@ def quote(name: str) -> str:
 
 def _connect(spark: SparkSession, access: PostgresAccess) -> Any:
     """Return a java.sql.Connection of the driver that Spark uses."""
-    jvm: Any = spark._jvm
-    properties = jvm.java.util.Properties()
+    properties = jvm(spark).java.util.Properties()
     properties.setProperty("user", access.user)
     properties.setProperty("password", access.password())
     try:
-        return jvm.org.postgresql.Driver().connect(access.url, properties)
+        return jvm(spark).org.postgresql.Driver().connect(access.url, properties)
     except Py4JJavaError as failure:
         said = _server_message(failure)
         raise JobFailed(f"can't connect to {access.place} as {access.user}: {said}") from None

@@ -15,6 +15,7 @@ from python_jobs.shared.delta.streams import (
     nullable,
 )
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.sql_text import named_column
 
 PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
 
@@ -89,7 +90,7 @@ def dead_letters(
 
     ``dead_letter_id`` hashes the record and its batch; equal records of one batch are numbered.
     """
-    record = [F.col(f"`{name}`") for name in record_columns]
+    record = [named_column(name) for name in record_columns]
     content = F.sha2(F.to_json(F.struct(F.lit(batch_id).alias("batch_id"), *record)), 256)
     ordinal = F.row_number().over(Window.partitionBy(content).orderBy(content))
     return parsed.where(F.col(ERROR_CLASS).isNotNull()).select(

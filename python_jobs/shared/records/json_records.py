@@ -30,6 +30,7 @@ from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, Stru
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
+from python_jobs.shared.spark.sql_text import identifier, named_column
 
 ERROR_CLASS = "error_class"
 ERROR_MESSAGE = "error_message"
@@ -67,12 +68,16 @@ def load_schema(text: str) -> StructType:
         raise WrongUse(f"the schema file '{text}' holds no map of field names to types")
     if tree.get("type") == "struct" and isinstance(tree.get("fields"), list):
         return StructType.fromJson(tree)
-    return _from_ddl(", ".join(f"`{name}` {_type_ddl(type_)}" for name, type_ in tree.items()), text)
+    return _from_ddl(
+        ", ".join(f"{identifier(name)} {_type_ddl(type_)}" for name, type_ in tree.items()), text
+    )
 
 
 def _type_ddl(type_: Any) -> str:
     if isinstance(type_, dict):
-        return f"struct<{', '.join(f'`{name}`: {_type_ddl(child)}' for name, child in type_.items())}>"
+        return (
+            f"struct<{', '.join(f'{identifier(name)}: {_type_ddl(child)}' for name, child in type_.items())}>"
+        )
     return str(type_)
 
 
@@ -114,7 +119,7 @@ def parse_records(
     derive = dict(derive or {})
     require = list(require)
     _check_names(records, schema, payload_column, derive, require)
-    payload = F.col(f"`{payload_column}`")
+    payload = named_column(payload_column)
 
     element = StructType([*schema.fields, StructField(_END, BooleanType())])
     line = F.concat(F.lit("["), payload, F.lit(f',{{"{_END}":true}}]'))
@@ -123,14 +128,14 @@ def parse_records(
     is_object = F.coalesce((F.size(_RECORD) == 2) & first.isNotNull() & last[_END], F.lit(False))
     rows = rows.withColumn(_RECORD, F.when(is_object, _without_nested_texts(first, element, payload)))
 
-    fields = [F.col(f"{_RECORD}.`{field.name}`") for field in schema.fields]
+    fields = [named_column(field.name, of=_RECORD) for field in schema.fields]
     is_error = F.col(_RECORD).isNull().alias(_RECORD)
-    rows = rows.select(*fields, *(F.col(f"`{name}`") for name in records.columns), is_error)
+    rows = rows.select(*fields, *(named_column(name) for name in records.columns), is_error)
     for name, expression in derive.items():
         rows = rows.withColumn(name, F.expr(expression))
     ordered = dict.fromkeys([*schema.fieldNames(), *derive, *records.columns])
     return rows.select(
-        *(F.col(f"`{name}`") for name in ordered),
+        *(named_column(name) for name in ordered),
         *_first_error(rows.schema, schema, payload, require),
     )
 
@@ -206,7 +211,7 @@ def _first_error(
         not_an_object, F.concat(F.lit("the payload is not one JSON object ("), size, F.lit(" characters)"))
     )
     for name in require:
-        is_null = F.col(f"`{name}`").isNull()
+        is_null = named_column(name).isNull()
         if name not in schema.fieldNames():
             error_class = error_class.when(is_null, NULL_DERIVED_FIELD)
             message = message.when(is_null, f"the expression of '{name}' gives NULL")

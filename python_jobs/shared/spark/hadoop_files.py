@@ -10,6 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.paths import absolute
+from python_jobs.shared.spark.jvm import hadoop_configuration, jvm
 
 OBJECT_STORES = {"s3", "s3a", "gs", "abfs", "abfss"}
 """Schemes of the file systems where replacing one object is atomic and a rename is a copy."""
@@ -23,12 +24,11 @@ class HadoopFolder:
     """
 
     def __init__(self, spark: SparkSession, path: str, *, raw: bool = False) -> None:
-        jvm: Any = spark._jvm
         # Each name of a package that Python looks up is a call to the JVM: once, not for every file.
-        self._path_class: Any = jvm.org.apache.hadoop.fs.Path
-        self._io: Any = jvm.org.apache.commons.io.IOUtils
+        self._path_class: Any = jvm(spark).org.apache.hadoop.fs.Path
+        self._io: Any = jvm(spark).org.apache.commons.io.IOUtils
         given: Any = self._path_class(absolute(path))
-        self.file_system: Any = given.getFileSystem(spark._jsc.hadoopConfiguration())
+        self.file_system: Any = given.getFileSystem(hadoop_configuration(spark))
         """Hadoop's own, for what is not here."""
         if raw and self.scheme == "file":
             self.file_system = self.file_system.getRawFileSystem()

@@ -20,6 +20,7 @@ import jinja2
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.spark.sql_text import identifier
 
 # A link in the repository, files in the wheel, which may be imported as an archive.
 _MACROS: Any = importlib.resources.files("python_jobs") / "macros"
@@ -42,7 +43,7 @@ class Macros:
         environment.globals |= {
             "return": _hand_back,
             "lakehouse_patterns": _Namespace(self),
-            "adapter": SimpleNamespace(quote=lambda name: f"`{name}`"),
+            "adapter": SimpleNamespace(quote=identifier),
             "config": configuration or {},
             "exceptions": SimpleNamespace(raise_compiler_error=_refuse),
             "run_query": lambda query: SimpleNamespace(rows=spark.sql(query).collect()),

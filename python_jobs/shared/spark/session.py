@@ -10,6 +10,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.spark.jvm import refuse_connect_settings, require_classic
 
 # They print each exception as JSON, also one that the caller handles; what nobody handles is shown anyway.
 _LOGGERS_OF_EXCEPTIONS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -19,11 +20,14 @@ def spark_session(app_name: str) -> SparkSession:
     """Return the session that spark-submit started, or start one from SPARK_CONF_DIR.
 
     Raises:
-        WrongUse: Delta Lake is not configured, which would only show at the first write otherwise.
+        WrongUse: it is a session of Spark Connect, or Delta Lake is not configured, which would only show
+            at the first write otherwise.
     """
+    refuse_connect_settings()
     for name in _LOGGERS_OF_EXCEPTIONS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     spark = SparkSession.builder.appName(app_name).getOrCreate()
+    require_classic(spark)
     if "DeltaSparkSessionExtension" not in (spark.conf.get("spark.sql.extensions", "") or ""):
         raise WrongUse(
             "Spark started without Delta Lake: run `source .venv/bin/activate` first, "

@@ -1,0 +1,81 @@
+"""Text of SQL that jobs put together: names and values, quoted and escaped. No other module writes quotes around them.
+
+User input that is SQL itself (a query, a condition, an expression) goes in as it is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from python_jobs.shared.core.paths import absolute, is_path
+
+
+def identifier(name: str) -> str:
+    """Return the name of a column or a field as it is written in SQL.
+
+    >>> identifier("a`b c")
+    '`a``b c`'
+    """
+    return "`" + name.replace("`", "``") + "`"
+
+
+def named_column(name: str, of: str | None = None) -> Column:
+    """Return a column by its whole name, whatever is in it; ``of`` is the struct or the relation that has it."""
+    return F.col(identifier(name) if of is None else f"{identifier(of)}.{identifier(name)}")
+
+
+def named_columns(names: Iterable[str]) -> list[Column]:
+    """Return columns by their whole names."""
+    return [named_column(name) for name in names]
+
+
+def table_name(table: str) -> str:
+    """Return a table as it is written in SQL: the catalog name as given, or ``delta.`path```."""
+    return f"delta.{identifier(absolute(table))}" if is_path(table) else table
+
+
+def string_literal(text: str) -> str:
+    r"""Return a text as a literal of Spark's SQL.
+
+    >>> print(string_literal("it's a \\"))
+    'it\'s a \\'
+    """
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def timestamp_literal(moment: dt.datetime) -> str:
+    """Return an aware time as a literal that no session's zone changes.
+
+    >>> timestamp_literal(dt.datetime(2024, 3, 1, 10, tzinfo=dt.UTC))
+    "timestamp'2024-03-01 10:00:00.000000+00:00'"
+    """
+    return f"timestamp'{moment.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f}+00:00'"
+
+
+def date_literal(date: dt.date) -> str:
+    """Return a date as a literal."""
+    return f"date'{date:%Y-%m-%d}'"
+
+
+def same_columns(names: Iterable[str], *, null_safe: bool) -> str:
+    """Return the condition by which rows ``t`` and ``s`` of a merge are the same; NULL equals NULL if ``null_safe``.
+
+    >>> same_columns(["id"], null_safe=True)
+    't.`id` <=> s.`id`'
+    """
+    equals = "<=>" if null_safe else "="
+    return " and ".join(f"t.{identifier(name)} {equals} s.{identifier(name)}" for name in names)
+
+
+def properties_list(properties: Mapping[str, str]) -> str:
+    """Return table properties as ``set tblproperties`` takes them.
+
+    >>> properties_list({"a": "1"})
+    "('a' = '1')"
+    """
+    pairs = (f"{string_literal(name)} = {string_literal(value)}" for name, value in properties.items())
+    return f"({', '.join(pairs)})"
