@@ -28,20 +28,20 @@ from typing import Any, Literal
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import NotReady, WrongUse, given
-from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import find_commit, latest_version, write_once
 from python_jobs.shared.delta.streams import (
     BatchFunction,
-    Paced,
+    TriggerParameters,
     append,
     await_end,
+    batch_options,
     create_table,
-    start_stream,
+    nullable,
 )
-from python_jobs.shared.delta.tables import read_table, table_id
+from python_jobs.shared.delta.table_streams import TableStream
+from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -49,7 +49,7 @@ APP_ID = "lakehouse_patterns.wrapper"
 
 
 @dataclass(frozen=True)
-class Parameters(Paced):
+class Parameters(TriggerParameters):
     """Wrap each record in a JSON envelope: the record unmodified, the context of its processing beside it."""
 
     source: str
@@ -116,7 +116,7 @@ class _EnvelopeWriter(BatchFunction):
         """Write a batch; Delta skips one whose number the target already has from this checkpoint."""
         params = self._parameters
         envelopes = wrap(rows, params.payload_column, params.job_version, batch_id)
-        append(envelopes, params.target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
+        append(envelopes, params.target, batch_options(self._writer_id, batch_id))
         self.batches += 1
 
 
@@ -132,15 +132,18 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     records = read_table(spark, parameters.source)
     _check_columns(records, parameters.payload_column)
     schema = wrap(records, parameters.payload_column, parameters.job_version, 0).schema
-    nullable = StructType([field.__class__(field.name, field.dataType) for field in schema.fields])
-    create_table(spark, parameters.target, nullable)
-    tables = {"source": parameters.source, "target": parameters.target}
-    contract = {"job": "wrapper"} | {role: table_id(spark, table) for role, table in tables.items()}
-    checkpoint = given(parameters.checkpoint, "checkpoint")
-    appended = [parameters.target]
-    writer_id = claim(spark, checkpoint, contract, appended, parameters.start_over)
-    writer = _EnvelopeWriter(parameters, writer_id)
-    query = start_stream(spark, parameters.source, writer, checkpoint, parameters.trigger)
+    create_table(spark, parameters.target, nullable(schema))
+    stream = TableStream(
+        job="wrapper",
+        source=parameters.source,
+        writes={"target": parameters.target},
+        appends_to=[parameters.target],
+        checkpoint=given(parameters.checkpoint, "checkpoint"),
+        start_over=parameters.start_over,
+        trigger=parameters.trigger,
+    )
+    writer = _EnvelopeWriter(parameters, stream.claim(spark))
+    query = stream.start(spark, writer)
     await_end(query, writer, parameters.source)
     return {"batches": writer.batches, "version": latest_version(spark, parameters.target)}
 

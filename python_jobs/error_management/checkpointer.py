@@ -57,7 +57,7 @@ from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.streams import (
     BatchFunction,
-    Paced,
+    TriggerParameters,
     await_end,
     create_table,
     parse_duration,
@@ -73,7 +73,7 @@ _COUNTS = "window_start timestamp, window_end timestamp, unique_keys bigint, bat
 
 
 @dataclass(frozen=True)
-class Parameters(Paced):
+class Parameters(TriggerParameters):
     """Count the unique keys of each window of event time in a Kafka topic."""
 
     bootstrap_servers: str
@@ -148,7 +148,7 @@ def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
     )
 
 
-class Merger(BatchFunction):
+class WindowCountMerger(BatchFunction):
     """The ``foreachBatch`` function of the job: each changed window's count replaces the one before."""
 
     def __init__(self, spark: SparkSession, params: Parameters) -> None:
@@ -220,7 +220,7 @@ def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     }
 
 
-def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merger]:
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, WindowCountMerger]:
     """Create or check the table, compare query and checkpoint, and start the query.
 
     Raises:
@@ -237,7 +237,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Merg
             "topic still has would be counted anew over them; allow that with --start_over true"
         )
     _claim(spark, params)
-    merger = Merger(spark, params)
+    merger = WindowCountMerger(spark, params)
     counts = windowed_counts(read_topic(spark, params), params)
     return start_query(counts, merger, params.checkpoint, params.trigger, output_mode="update"), merger
 

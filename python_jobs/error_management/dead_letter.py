@@ -37,7 +37,6 @@ Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -51,19 +50,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least, root_cause
 from python_jobs.shared.core.retry import Retrier, RetryPolicy
-from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import commit_note, latest_version
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
     await_end,
+    batch_options,
     create_table,
     empty_source,
     evaluated_once,
     nullable,
-    start_stream,
 )
-from python_jobs.shared.delta.tables import delta_table, table_id
+from python_jobs.shared.delta.tables import delta_table
 from python_jobs.shared.files.pointers import PointedDataset
 from python_jobs.shared.records.dead_letters import (
     DEAD_LETTER_COLUMNS,
@@ -71,7 +69,6 @@ from python_jobs.shared.records.dead_letters import (
     REPLAY,
     WAS_DEAD_LETTERED,
     DeadLetterStream,
-    dead_letters,
     valid_records,
 )
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
@@ -234,15 +231,9 @@ class BatchWriter(BatchFunction):
         params = self.params
         account = _count(judged, batch_id)
         self.refuse_bad_batch(account)
-        options = {
-            "txnAppId": self.writer_id,
-            "txnVersion": str(batch_id),
-            "userMetadata": json.dumps(account.as_dict()),
-        }
+        options = batch_options(self.writer_id, batch_id, account.as_dict())
         if account.dead:
-            now = params.processing_time().isoformat()
-            dead = dead_letters(judged, record_columns, batch_id, params.job_name, params.job_version, now)
-            dead = dead.coalesce(1)  # numbering them spread few rows over many files
+            dead = params.dead_letters(judged, record_columns, batch_id, params.processing_time())
             self._retrier.call(lambda _: append(dead, params.dead_letter, options), idempotent=True)
         valid = valid_records(parsed)
         self._retrier.call(lambda _: append(valid, params.target, options), idempotent=True)
@@ -308,17 +299,11 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
     params.create_dead_letter_table(spark, parsed, empty.columns)
     create_table(spark, params.target, nullable(valid_records(parsed).schema), params.partition_by)
 
-    tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
-    contract = {"job": "dead_letter"} | {role: table_id(spark, table) for role, table in tables.items()}
-    writer_id = claim(
-        spark, params.checkpoint, contract, [params.target, params.dead_letter], params.start_over
-    )
+    declared = params.stream("dead_letter", params.source, params.checkpoint, {"target": params.target})
+    writer_id = declared.claim(spark)
     cases = None if params.poison_attempts is None else CaseFile(PointedDataset(spark, params.checkpoint))
     writer = BatchWriter(params, parse, writer_id, cases)
-    query = start_stream(
-        spark, params.source, writer, params.checkpoint, params.trigger, params.max_files_per_trigger
-    )
-    return query, writer
+    return declared.start(spark, writer), writer
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.intervals import to_micros
 from python_jobs.shared.delta.commits import find_commit, latest_version, noted, numeric_metrics
@@ -47,7 +47,7 @@ _ALERTS = "dead_letter string, day date, limit string, got double, allowed doubl
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Report on a dead-letter table and alert, or discard dead letters."""
 
     dead_letter: str

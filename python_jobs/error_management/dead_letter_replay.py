@@ -32,7 +32,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import evaluated_once
@@ -54,7 +54,7 @@ _LETTER = "__letter"
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Parse dead letters again after a fix; those that pass are added to the main table."""
 
     target: str

@@ -45,14 +45,14 @@ from pyspark.sql import SparkSession
 from python_jobs.error_management.late_dates import LatePlan, late_plan
 from python_jobs.error_management.late_partitions import DateProcessor, DateQuery, Trace, write_manifest
 from python_jobs.error_management.late_state import DateState, State, StateTable
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.dates import days_before, parse_date
 from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
 from python_jobs.shared.spark.job import run_job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(DateQuery, Clocked):
+class Parameters(DateQuery, ProcessingTimeParameters):
     """Process a date and the dates before it that have new data."""
 
     state: str
@@ -80,7 +80,7 @@ class Parameters(DateQuery, Clocked):
 
     def __post_init__(self) -> None:
         DateQuery.__post_init__(self)
-        Clocked.__post_init__(self)
+        ProcessingTimeParameters.__post_init__(self)
         try:
             for date in (self.date, *self.dates):
                 parse_date(date)

@@ -36,20 +36,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, given, require_at_least
+from python_jobs.shared.core.intervals import from_micros
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.yaml_files import read_yaml
-from python_jobs.shared.delta.checkpoints import claim
-from python_jobs.shared.delta.commits import transaction_version
+from python_jobs.shared.delta.commits import is_committed
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     StreamParameters,
     append,
     await_end,
+    batch_options,
     create_table,
     parse_duration,
-    start_stream,
 )
-from python_jobs.shared.delta.tables import read_table, table_exists, table_id
+from python_jobs.shared.delta.table_streams import TableStream
+from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_columns, string_literal
 
@@ -343,7 +344,7 @@ class Parameters(StreamParameters):
 
 def window_of(moment: dt.datetime, length: dt.timedelta) -> tuple[dt.datetime, dt.datetime]:
     """Return the half-open window that contains ``moment``; windows begin at multiples of ``length`` since 1970."""
-    epoch = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    epoch = from_micros(0)
     start = epoch + (moment - epoch) // length * length
     return start, start + length
 
@@ -426,7 +427,7 @@ def _report(params: Parameters, counts: Counts, more: Mapping[str, Any]) -> dict
     }
 
 
-class WindowWriter(BatchFunction):
+class FilteredBatchWriter(BatchFunction):
     """The ``foreachBatch`` function of the stream: append valid rows, then their counts under the window."""
 
     def __init__(self, params: Parameters, conditions: Sequence[Condition], writer_id: str) -> None:
@@ -446,9 +447,8 @@ class WindowWriter(BatchFunction):
         """Process one micro-batch."""
         spark, params = rows.sparkSession, self.params
         now = params.processing_time()
-        options = {"txnAppId": self.writer_id, "txnVersion": str(batch_id)}
-        last = transaction_version(spark, params.target, self.writer_id)
-        if last is not None and last >= batch_id:
+        options = batch_options(self.writer_id, batch_id)
+        if is_committed(spark, params.target, self.writer_id, batch_id):
             # A run died after writing these rows and before writing their counts: Delta would skip the write, and
             # the job would wait for an observation that never runs.
             counts = count(rows, self.conditions)
@@ -469,20 +469,21 @@ class WindowWriter(BatchFunction):
 
 def start(
     spark: SparkSession, params: Parameters, conditions: Sequence[Condition]
-) -> tuple[StreamingQuery, WindowWriter]:
+) -> tuple[StreamingQuery, FilteredBatchWriter]:
     """Create or check the tables, claim the checkpoint and start the stream."""
-    checkpoint = given(params.checkpoint, "checkpoint")
     create_table(spark, params.target, read_table(spark, params.source).schema)
-    tables = {"source": params.source, "target": params.target, "statistics table": params.statistics}
-    contract = {"job": "filter_interceptor"} | {
-        role: table_id(spark, table) for role, table in tables.items()
-    }
-    appended = [params.target, params.statistics]
-    writer_id = claim(spark, checkpoint, contract, appended, params.start_over)
-    writer = WindowWriter(params, conditions, writer_id)
-    query = start_stream(
-        spark, params.source, writer, checkpoint, params.trigger, params.max_files_per_trigger
+    declared = TableStream(
+        job="filter_interceptor",
+        source=params.source,
+        writes={"target": params.target, "statistics table": params.statistics},
+        appends_to=[params.target, params.statistics],
+        checkpoint=given(params.checkpoint, "checkpoint"),
+        start_over=params.start_over,
+        trigger=params.trigger,
+        max_files_per_trigger=params.max_files_per_trigger,
     )
+    writer = FilteredBatchWriter(params, conditions, declared.claim(spark))
+    query = declared.start(spark, writer)
     return query, writer
 
 

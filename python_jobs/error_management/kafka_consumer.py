@@ -42,7 +42,7 @@ from typing import Any, Literal, get_args
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, present, require_at_least
 from python_jobs.shared.core.intervals import from_micros, to_micros
 from python_jobs.shared.delta.commits import (
@@ -108,7 +108,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(Subscription, Clocked):
+class Parameters(Subscription, ProcessingTimeParameters):
     """Append a topic's records to a Delta table; the position is committed before, after or with them."""
 
     target: str
@@ -120,7 +120,7 @@ class Parameters(Subscription, Clocked):
 
     def __post_init__(self) -> None:
         Subscription.__post_init__(self)
-        Clocked.__post_init__(self)
+        ProcessingTimeParameters.__post_init__(self)
         require_at_least(0, generation=self.generation)
 
 

@@ -36,7 +36,6 @@ Source: Data Engineering Design Patterns, chapter 3, Late Data Detector.
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -57,20 +56,23 @@ from python_jobs.error_management.watermarks import (
 )
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import from_micros, to_micros
-from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
     await_end,
+    batch_options,
     create_table,
     empty_source,
     nullable,
     parse_duration,
-    start_stream,
 )
-from python_jobs.shared.delta.tables import read_table, table_id
-from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.shared.delta.tables import read_table
+from python_jobs.shared.records.dead_letters import (
+    DEAD_LETTER_COLUMNS,
+    DeadLetterStream,
+    first_error,
+)
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
@@ -231,21 +233,21 @@ def judged(
     value = F.expr(event_time)
     event_at = _as_timestamp(value, rows.select(value).schema[0].dataType, event_time)
     now = _literal(processed_at)
-    error_class = (
-        F.when(value.isNull(), MISSING)
-        .when(F.col("event_at").isNull(), UNPARSABLE)
-        .when(F.col("event_at") > _literal(processed_at + max_future), FUTURE)
-    )
-    what = {
-        MISSING: F.lit("the record has no event time"),
-        UNPARSABLE: F.concat(
-            F.lit("the event time can't be read: "), F.left(value.cast("string"), F.lit(100))
+    text = value.cast("string")
+    errors = [
+        (value.isNull(), MISSING, F.lit("the record has no event time")),
+        (
+            F.col("event_at").isNull(),
+            UNPARSABLE,
+            F.concat(F.lit("the event time can't be read: "), F.left(text, F.lit(100))),
         ),
-        FUTURE: F.concat(
-            F.lit("the event time "), value.cast("string"), F.lit(f" is ahead of {processed_at.isoformat()}")
+        (
+            F.col("event_at") > _literal(processed_at + max_future),
+            FUTURE,
+            F.concat(F.lit("the event time "), text, F.lit(f" is ahead of {processed_at.isoformat()}")),
         ),
-    }
-    message = F.coalesce(*(F.when(F.col(ERROR_CLASS) == name, text) for name, text in what.items()))
+    ]
+    error_class, message = first_error(errors)
     late = F.lit(False) if watermark is None else is_late(F.col("event_at"), _literal(watermark))
     delay = (F.unix_micros(now) - F.unix_micros("event_at")) / 1_000_000
     return (
@@ -297,9 +299,9 @@ class Splitter(BatchFunction):
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Split one batch of source records."""
         batch = self._decided(batch_id) or self._decide(rows, batch_id)
-        options = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
+        options = batch_options(self._writer_id, batch_id)
         append(batch.as_row(self._spark, self._writer_id), self._params.watermarks, options)
-        self._publish(rows, batch, options | {"userMetadata": json.dumps(batch.as_dict())})
+        self._publish(rows, batch, batch_options(self._writer_id, batch_id, batch.as_dict()))
         self._last = batch
         self.batches.append(batch)
         self.read, self.late, self.dead = (
@@ -352,9 +354,8 @@ class Splitter(BatchFunction):
         params = self._params
         split = judged(rows, params.event_time, batch.input_watermark, batch.processed_at, self._max_future)
         if batch.dead:
-            now = batch.processed_at.isoformat()
-            dead = dead_letters(split, rows.columns, batch.batch_id, params.job_name, params.job_version, now)
-            append(dead.coalesce(1), params.dead_letter, options)
+            dead = params.dead_letters(split, rows.columns, batch.batch_id, batch.processed_at)
+            append(dead, params.dead_letter, options)
         if batch.late:
             append(outcome(split, rows.columns, late=True), params.late, options)
         append(outcome(split, rows.columns, late=False), params.on_time, options)
@@ -388,17 +389,17 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Spli
     }
     for table, schema in schemas.items():
         create_table(spark, table, schema)
-    tables = {"source": params.source, "on_time table": params.on_time, "late table": params.late}
-    tables |= {"dead_letter table": params.dead_letter, "watermarks table": params.watermarks}
-    contract = {"job": "late_data_detector"} | {
-        role: table_id(spark, table) for role, table in tables.items()
+    tables = {
+        "on_time table": params.on_time,
+        "late table": params.late,
+        "watermarks table": params.watermarks,
     }
     # A batch's row is written before its other tables.
-    writer_id = claim(spark, params.checkpoint, contract, [params.watermarks], params.start_over)
-    splitter = Splitter(spark, params, writer_id)
-    query = start_stream(
-        spark, params.source, splitter, params.checkpoint, params.trigger, params.max_files_per_trigger
+    declared = params.stream(
+        "late_data_detector", params.source, params.checkpoint, tables, appends_to=[params.watermarks]
     )
+    splitter = Splitter(spark, params, declared.claim(spark))
+    query = declared.start(spark, splitter)
     return query, splitter
 
 

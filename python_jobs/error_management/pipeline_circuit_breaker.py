@@ -45,7 +45,7 @@ from python_jobs.error_management.circuit_breaker import (
     CircuitOpen,
     State,
 )
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import (
     DataRefused,
@@ -63,7 +63,7 @@ _DAY_OR_HOUR = {10: "day", 13: "hour"}
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Load a slice of a source and the missed slices before it, unless the source's circuit is open."""
 
     circuits: str

@@ -42,8 +42,7 @@ from pyspark.sql.types import TimestampType
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
-from python_jobs.shared.delta.checkpoints import claim
-from python_jobs.shared.delta.commits import latest_version, transaction_version
+from python_jobs.shared.delta.commits import is_committed, latest_version
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -51,13 +50,14 @@ from python_jobs.shared.delta.streams import (
     StreamParameters,
     append,
     await_end,
+    batch_options,
     create_table,
     evaluated_once,
     nullable,
     parse_duration,
-    start_stream,
 )
-from python_jobs.shared.delta.tables import delta_table, read_table, table_id
+from python_jobs.shared.delta.table_streams import TableStream
+from python_jobs.shared.delta.tables import delta_table, read_table
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import same_columns
 
@@ -112,7 +112,7 @@ def windows(events: DataFrame, params: Parameters) -> DataFrame:
     )
 
 
-class WindowWriter(BatchFunction):
+class ClosedWindowWriter(BatchFunction):
     """The ``foreachBatch`` function of the job: append the windows that closed."""
 
     def __init__(self, target: str, writer_id: str) -> None:
@@ -120,13 +120,12 @@ class WindowWriter(BatchFunction):
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Append one batch of windows, once."""
-        last = transaction_version(rows.sparkSession, self._target, self._writer_id)
-        if last is not None and last >= batch_id:
+        if is_committed(rows.sparkSession, self._target, self._writer_id, batch_id):
             # After a run that died after this write, Delta would skip the write without reading the rows. But the state
             # changes while the rows are read, and Spark ends a query whose batch has changed no state.
             rows.write.format("noop").mode("overwrite").save()
             return
-        append(rows, self._target, {"txnAppId": self._writer_id, "txnVersion": str(batch_id)})
+        append(rows, self._target, batch_options(self._writer_id, batch_id))
 
 
 class WindowReviser(BatchFunction):
@@ -186,27 +185,25 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     if updates:
         written = first_revisions(written, params.processing_time())
     create_table(spark, params.target, nullable(written.schema), ["window_date"] if updates else [])
-    contract = {
-        "job": "windowed_counter",
-        "source": table_id(spark, params.source),
-        "target": table_id(spark, params.target),
-        "windows": f"{params.event_time} {params.window} {','.join(params.group_by)}",
-    }
-    writer_id = claim(spark, params.checkpoint, contract, [params.target], params.start_over)
+    declared = TableStream(
+        job="windowed_counter",
+        source=params.source,
+        writes={"target": params.target},
+        appends_to=[params.target],
+        meaning={"windows": f"{params.event_time} {params.window} {','.join(params.group_by)}"},
+        checkpoint=params.checkpoint,
+        start_over=params.start_over,
+        trigger=params.trigger,
+        max_files_per_trigger=params.max_files_per_trigger,
+        transform=lambda events: windows(events, params),
+        output_mode=params.output_mode,
+    )
+    writer_id = declared.claim(spark)
     writer: BatchFunction = (
-        WindowReviser(spark, params) if updates else WindowWriter(params.target, writer_id)
+        WindowReviser(spark, params) if updates else ClosedWindowWriter(params.target, writer_id)
     )
     with listening(spark) as listener:
-        query = start_stream(
-            spark,
-            params.source,
-            writer,
-            params.checkpoint,
-            params.trigger,
-            params.max_files_per_trigger,
-            transform=lambda events: windows(events, params),
-            output_mode=params.output_mode,
-        )
+        query = declared.start(spark, writer)
         await_end(query, writer, params.source)
         totals = listener.totals(query)
     if params.max_dropped is not None and totals.late_rows > params.max_dropped:

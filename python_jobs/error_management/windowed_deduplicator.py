@@ -52,22 +52,24 @@ from pyspark.sql.types import TimestampType
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.core.intervals import parse_time
-from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import ProgressTotals, listening
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
     await_end,
+    batch_options,
     create_table,
     empty_source,
     evaluated_once,
     nullable,
     parse_duration,
-    start_stream,
 )
-from python_jobs.shared.delta.tables import table_id
-from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.shared.records.dead_letters import (
+    DEAD_LETTER_COLUMNS,
+    DeadLetterStream,
+    first_error,
+)
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
@@ -177,11 +179,7 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     for part, expression in zip(parts, params.key, strict=True):
         if expression not in params.nullable_key:
             errors.append((F.col(part).isNull(), NULL_KEY, F.lit(f"a part of the key is NULL: {expression}")))
-    error_class = error_message = F.lit(None).cast("string")
-    for condition, name, message in reversed(errors):
-        error_class = F.when(condition, F.lit(name)).otherwise(error_class)
-        error_message = F.when(condition, message).otherwise(error_message)
-    return rows.select("*", error_class.alias(ERROR_CLASS), error_message.alias(ERROR_MESSAGE))
+    return rows.select("*", *first_error(errors))
 
 
 def deduplicated(records: DataFrame, params: Parameters) -> DataFrame:
@@ -229,16 +227,11 @@ class UniqueWriter(BatchFunction):
     def _publish(self, kept: DataFrame, batch_id: int, unique: int, errors: dict[str, int]) -> None:
         params, dead = self.params, sum(errors.values())
         account = {"batch_id": batch_id, "unique": unique, "dead": dead, "error_classes": errors}
-        options = {
-            "txnAppId": self.writer_id,
-            "txnVersion": str(batch_id),
-            "userMetadata": json.dumps(account),
-        }
+        options = batch_options(self.writer_id, batch_id, account)
         record = [name for name in kept.columns if name not in (ERROR_CLASS, ERROR_MESSAGE)]
         if dead:
-            now = params.processing_time().isoformat()
-            rows = dead_letters(kept, record, batch_id, params.job_name, params.job_version, now)
-            append(rows.coalesce(1), params.dead_letter, options)
+            rows = params.dead_letters(kept, record, batch_id, params.processing_time())
+            append(rows, params.dead_letter, options)
         if unique:
             rows = kept.where(F.col(ERROR_CLASS).isNull()).select(*(named_column(name) for name in record))
             append(rows, params.target, options)
@@ -261,25 +254,20 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
     params.create_dead_letter_table(spark, judged(empty, params), empty.columns)
     create_table(spark, params.target, nullable(empty.schema), params.partition_by)
 
-    tables = {"source": params.source, "target": params.target, "dead_letter table": params.dead_letter}
-    contract = {"job": "windowed_deduplicator"} | {
-        role: table_id(spark, table) for role, table in tables.items()
-    }
-    # Spark compares the types of the state's columns, not their meaning.
-    contract |= {"key": json.dumps(params.key), "event_time": params.event_time}
-    contract |= {"form": " ".join(filter(None, (params.form, params.window)))}
-    appended = [params.target, params.dead_letter]
-    writer = UniqueWriter(params, claim(spark, params.checkpoint, contract, appended, params.start_over))
+    # Spark compares the types of the state's columns not their meaning.
+    meaning = {"key": json.dumps(params.key), "event_time": params.event_time}
+    meaning |= {"form": " ".join(filter(None, (params.form, params.window)))}
+    declared = params.stream(
+        "windowed_deduplicator",
+        params.source,
+        params.checkpoint,
+        {"target": params.target},
+        meaning=meaning,
+        transform=lambda records: deduplicated(records, params),
+    )
+    writer = UniqueWriter(params, declared.claim(spark))
     with settings(spark, STATE_STORE):
-        query = start_stream(
-            spark,
-            params.source,
-            writer,
-            params.checkpoint,
-            params.trigger,
-            params.max_files_per_trigger,
-            transform=lambda records: deduplicated(records, params),
-        )
+        query = declared.start(spark, writer)
     return query, writer
 
 

@@ -65,7 +65,7 @@ from python_jobs.idempotency.backfill_plan import (
     missing_source,
     open_dates,
 )
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import (
     DataRefused,
     JobFailed,
@@ -74,7 +74,7 @@ from python_jobs.shared.core.failures import (
     require_at_least,
     root_cause,
 )
-from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.core.intervals import Interval, parse_time, partition_folder
 from python_jobs.shared.core.partial_failures import failure_sentence, require_no_failures
 from python_jobs.shared.delta.commits import latest_version, write_once
 from python_jobs.shared.delta.keys import content_hash
@@ -88,7 +88,7 @@ from python_jobs.shared.delta.tables import (
     table_exists,
     table_id,
 )
-from python_jobs.shared.files.readiness import Marker, partition_folder
+from python_jobs.shared.files.readiness import Marker
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import analyzed_plan
 from python_jobs.shared.spark.queries import first_line, query_text, user_query
@@ -108,7 +108,7 @@ _NEVER_TWICE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Compute past dates of a table anew, in chunks that can be resumed."""
 
     job_id: str
@@ -307,7 +307,10 @@ class Backfill:
         day = Interval(start := parse_time(date), start + dt.timedelta(days=1))
 
         def is_ready(partition: Interval, grain: str) -> bool:
-            return Marker(self._spark, f"{markers}/{partition_folder(partition, grain)}").read() is not None
+            return (
+                Marker(self._spark, f"{markers}/{partition_folder(partition.start, grain)}").read()
+                is not None
+            )
 
         return is_ready(day, "day") or all(is_ready(hour, "hour") for hour in day.split("hour"))
 

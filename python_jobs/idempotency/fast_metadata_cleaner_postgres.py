@@ -35,7 +35,7 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.idempotency.unit_tables import Unit, route, unit_name
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
@@ -53,7 +53,7 @@ from python_jobs.shared.postgres.relations import (
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Load a day into the table of its unit of time, or drop or freeze units, behind one view."""
 
     target: str

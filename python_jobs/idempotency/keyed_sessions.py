@@ -35,6 +35,7 @@ Source: Data Engineering Design Patterns, chapter 4, Keyed Idempotency.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -49,23 +50,25 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import TimestampType
 
 from python_jobs.idempotency.keyed_sinks import DeltaSink, KeyedSink, PostgresSink
-from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.delta.checkpoints import claim
+from python_jobs.shared.core.failures import WrongUse, given
 from python_jobs.shared.delta.keys import session_key
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
     await_end,
+    batch_options,
     empty_source,
     evaluated_once,
     parse_duration,
-    start_stream,
 )
-from python_jobs.shared.delta.tables import table_id
 from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
 from python_jobs.shared.postgres.snapshots import PostgresAccess
-from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, dead_letters
+from python_jobs.shared.records.dead_letters import (
+    DEAD_LETTER_COLUMNS,
+    DeadLetterStream,
+    first_error,
+)
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import identifier, named_column
@@ -234,12 +237,8 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     no_key = F.lit(False)
     for name in params.key:
         no_key = no_key | F.col(name).isNull()
-    kind_of_error = F.when(no_key, F.lit(NULL_KEY)).otherwise(F.lit(NULL_TIME))
-    return rows.select(
-        "*",
-        F.when(absent != "", kind_of_error).alias(ERROR_CLASS),
-        F.when(absent != "", F.concat(F.lit("the record has NULL in "), absent)).alias(ERROR_MESSAGE),
-    )
+    message = F.concat(F.lit("the record has NULL in "), absent)
+    return rows.select("*", *first_error([(no_key, NULL_KEY, message), (absent != "", NULL_TIME, message)]))
 
 
 def unusable(rows: DataFrame) -> DataFrame:
@@ -264,7 +263,7 @@ def sessions(records: DataFrame, params: Parameters) -> DataFrame:
         .withWatermark(_EVENT, params.watermark)
         .groupBy(*params.key)
         .applyInPandasWithState(
-            SessionState(list(params.key), round(parse_duration(params.gap).total_seconds() * 1_000_000)),
+            SessionState(list(params.key), parse_duration(params.gap) // dt.timedelta(microseconds=1)),
             _changed_schema(rows, params),
             "visits string",
             "update",
@@ -351,18 +350,15 @@ class SessionWriter(BatchFunction):
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Write one batch; written again it leaves the same rows."""
-        params, now = self._params, self._params.processing_time().isoformat()
+        params, now = self._params, self._params.processing_time()
         with evaluated_once(rows) as kept:
             counts = {row[0]: row[1] for row in kept.groupBy(F.col(ERROR_CLASS).isNull()).count().collect()}
             if counts.get(False):
                 records = unusable(kept)
-                letters = dead_letters(
-                    records, records.columns[:-2], batch_id, params.job_name, params.job_version, now
-                )
-                options = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
-                append(letters.coalesce(1), params.dead_letter, options)
+                letters = params.dead_letters(records, records.columns[:-2], batch_id, now)
+                append(letters, params.dead_letter, batch_options(self._writer_id, batch_id))
             changed = kept.where(F.col(ERROR_CLASS).isNull()).drop(_DEAD, ERROR_CLASS, ERROR_MESSAGE)
-            self._sink.write(stamped(changed, now), batch_id)
+            self._sink.write(stamped(changed, now.isoformat()), batch_id)
         self.sessions += counts.get(True, 0)
         self.dead += counts.get(False, 0)
 
@@ -384,37 +380,34 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
         _require_append_time(params.topic, params.bootstrap_servers)
     empty = empty_source(spark, params.source, DEAD_LETTER_COLUMNS)
     params.create_dead_letter_table(spark, unusable(judged(empty, params)), empty.columns)
-    contract = {
-        "job": "keyed_sessions",
-        "source": table_id(spark, params.source),
-        "dead_letter table": table_id(spark, params.dead_letter),
-        "key": json.dumps([params.key, params.event_time, params.append_time, params.ties, params.gap]),
+    meaning = {
+        "key": json.dumps([params.key, params.event_time, params.append_time, params.ties, params.gap])
     }
-
-    def claimed(target: str) -> str:
-        # A session written again is the same one; a dead letter would be there twice.
-        whole = contract | {"target": target}
-        return claim(spark, params.checkpoint, whole, [params.dead_letter], params.start_over)
-
+    writes, of_delta = {}, None
     if params.access is None:
         none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))
         rows = stamped(_with_id(none, params), "1970-01-01")
-        sink: KeyedSink = DeltaSink(spark, params.target, rows, ["session_id"])
-        writer_id = claimed(table_id(spark, params.target))
+        of_delta = DeltaSink(spark, params.target, rows, ["session_id"])
+        writes["target"] = params.target
     else:
-        writer_id = claimed(f"{params.access.place}/{params.target}")
-        sink = PostgresSink(params.access, params.target, ["session_id"], writer_id)
-    writer = SessionWriter(params, sink, writer_id)
-    query = start_stream(
-        spark,
+        meaning["target"] = f"{params.access.place}/{params.target}"
+    declared = params.stream(
+        "keyed_sessions",
         params.source,
-        writer,
         params.checkpoint,
-        params.trigger,
-        params.max_files_per_trigger,
+        writes,
+        # A session written again is the same one; a dead letter would be there twice.
+        appends_to=[params.dead_letter],
+        meaning=meaning,
         transform=lambda records: sessions(records, params),
         output_mode="update",
     )
+    writer_id = declared.claim(spark)
+    sink: KeyedSink = of_delta or PostgresSink(
+        given(params.access, "jdbc_url"), params.target, ["session_id"], writer_id
+    )
+    writer = SessionWriter(params, sink, writer_id)
+    query = declared.start(spark, writer)
     return query, writer
 
 

@@ -31,7 +31,7 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.idempotency.inbox import Inbox
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from python_jobs.shared.core.intervals import parse_time
@@ -43,7 +43,7 @@ _LINE = "transactional_writer_line"
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Merge CSV files into a table in one transaction."""
 
     files: list[str]

@@ -41,13 +41,20 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.ingestion.replica_identity import require_replica_identities
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.checkpoints import claim, has_progress
-from python_jobs.shared.delta.commits import latest_version, transaction_version
-from python_jobs.shared.delta.streams import BatchFunction, Paced, append, await_end, start_query
+from python_jobs.shared.delta.commits import is_committed, latest_version
+from python_jobs.shared.delta.streams import (
+    BatchFunction,
+    TriggerParameters,
+    append,
+    await_end,
+    batch_options,
+    start_query,
+)
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
@@ -65,7 +72,7 @@ _STARTS = {"earliest": -2, "latest": -1}
 
 
 @dataclass(frozen=True)
-class Parameters(Paced, Clocked):
+class Parameters(TriggerParameters, ProcessingTimeParameters):
     """Append every record of Kafka topics to a bronze Delta table, verbatim and once."""
 
     bootstrap_servers: str
@@ -98,8 +105,8 @@ class Parameters(Paced, Clocked):
     """File that holds the database password."""
 
     def __post_init__(self) -> None:
-        Paced.__post_init__(self)
-        Clocked.__post_init__(self)
+        TriggerParameters.__post_init__(self)
+        ProcessingTimeParameters.__post_init__(self)
         if not self.topics or len(set(self.topics)) < len(self.topics):
             raise WrongUse(f"topics must name each topic once, got {self.topics}")
         require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
@@ -151,8 +158,7 @@ class Appender(BatchFunction):
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Append one batch, unless the table has it."""
-        committed = transaction_version(self._spark, self._params.target, self._writer_id)
-        if committed is not None and committed >= batch_id:
+        if is_committed(self._spark, self._params.target, self._writer_id, batch_id):
             return
         now = self._params.processing_time()
         # Rises with every batch even if the clock doesn't.
@@ -161,7 +167,7 @@ class Appender(BatchFunction):
         bronze = bronze_rows(rows, ingested_at, self._params.derive).observe(
             observation, F.count(F.lit(1)).alias("records")
         )
-        transaction = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
+        transaction = batch_options(self._writer_id, batch_id)
         try:
             append(bronze, self._params.target, transaction)
         except (PySparkException, Py4JJavaError) as failure:

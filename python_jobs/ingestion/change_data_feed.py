@@ -58,18 +58,18 @@ from python_jobs.shared.core.failures import (
     given,
     require_at_least,
 )
-from python_jobs.shared.delta.checkpoints import claim
-from python_jobs.shared.delta.commits import latest_version, transaction_version
+from python_jobs.shared.delta.commits import is_committed, latest_version
 from python_jobs.shared.delta.streams import (
     SOURCE_FAILURES,
     BatchFunction,
-    Paced,
+    TriggerParameters,
     append,
     await_end,
+    batch_options,
     create_table,
     evaluated_once,
-    start_stream,
 )
+from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
 from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import partition_counts
@@ -99,7 +99,7 @@ _SOURCE_FAILURES = SOURCE_FAILURES | {
 
 
 @dataclass(frozen=True)
-class Parameters(Paced):
+class Parameters(TriggerParameters):
     """Publish every change of a Delta table, to a Kafka topic or to a Delta table."""
 
     source: str
@@ -223,10 +223,9 @@ class Publisher(BatchFunction):
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Publish one batch; a Delta table that has it already is left alone."""
         params = self._params
-        if params.target is not None:
-            done = transaction_version(rows.sparkSession, params.target, self._writer_id)
-            if done is not None and done >= batch_id:
-                return
+        spark, target = rows.sparkSession, params.target
+        if target is not None and is_committed(spark, target, self._writer_id, batch_id):
+            return
         counted = dict.fromkeys(_NAMES.values(), 0)
         try:
             with evaluated_once(events(rows, params.key, self._source_id)) as changes:
@@ -243,8 +242,8 @@ class Publisher(BatchFunction):
     def _publish(self, changes: DataFrame, batch_id: int) -> None:
         params = self._params
         if params.target is not None:
-            transaction = {"txnAppId": self._writer_id, "txnVersion": str(batch_id)}
-            append(changes, params.target, transaction | {"mergeSchema": "true"})
+            options = batch_options(self._writer_id, batch_id) | {"mergeSchema": "true"}
+            append(changes, params.target, options)
             return
         settings = _kafka_settings(params)
         writer = messages(changes, params.tombstones).write.format("kafka").option("topic", str(params.topic))
@@ -279,27 +278,29 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
     if params.starting_version is not None and params.starting_version > newest:
         raise NotReady(f"'{params.source}' is at version {newest}, there is no {params.starting_version} yet")
 
-    source_id = table_id(spark, params.source)
-    contract = {"job": "change_data_feed", "source": source_id}
+    writes, meaning = {}, {}
     if params.target is not None:
         _prepare_target(spark, params, rows.schema)
-        contract["target"] = table_id(spark, params.target)
+        writes["target"] = params.target
     else:
         partition_counts(spark, [str(params.topic)], _kafka_settings(params))
-        contract["topic"] = str(params.topic)
-    publisher = Publisher(params, source_id, claim(spark, params.checkpoint, contract))
+        meaning["topic"] = str(params.topic)
     options = {"readChangeFeed": "true"}
     if params.starting_version is not None:
         options["startingVersion"] = str(params.starting_version)
-    query = start_stream(
-        spark,
-        params.source,
-        publisher,
-        params.checkpoint,
-        params.trigger,
-        params.max_files_per_trigger,
-        options,
+    declared = TableStream(
+        job="change_data_feed",
+        source=params.source,
+        writes=writes,
+        appends_to=[],  # what is published again is known by key and version
+        meaning=meaning,
+        checkpoint=params.checkpoint,
+        trigger=params.trigger,
+        max_files_per_trigger=params.max_files_per_trigger,
+        options=options,
     )
+    publisher = Publisher(params, table_id(spark, params.source), declared.claim(spark))
+    query = declared.start(spark, publisher)
     return query, publisher
 
 

@@ -44,9 +44,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, present, require_at_least
-from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.intervals import parse_time, to_micros
 from python_jobs.shared.delta.commits import CONFLICTS, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
     active_files,
@@ -71,11 +71,10 @@ SAFE_RETENTION = dt.timedelta(days=7)
 _MB = 1024 * 1024
 _STAGED = "compacted-"
 _RECORD = "_compacted_from.json"
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Merge small files where the policy finds it worth it; in daily mode also remove unused files."""
 
     table: str
@@ -162,9 +161,7 @@ def worth_compacting(
     ``files`` is what :func:`python_jobs.shared.delta.tables.active_files` returns. Without partition columns the
     table is one partition.
     """
-    newest_allowed = F.timestamp_micros(
-        F.lit((now - _EPOCH) // dt.timedelta(microseconds=1) - policy.min_age_minutes * 60_000_000)
-    )
+    newest_allowed = F.timestamp_micros(F.lit(to_micros(now - dt.timedelta(minutes=policy.min_age_minutes))))
     return (
         files.groupBy(*partitions)
         .agg(
@@ -185,7 +182,7 @@ def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.d
     by_folder = defaultdict(list)
     for file in files:
         by_folder[_folder(file.path)].append(file)
-    old_enough = (now - _EPOCH - dt.timedelta(minutes=policy.min_age_minutes)) / dt.timedelta(milliseconds=1)
+    old_enough = to_micros(now - dt.timedelta(minutes=policy.min_age_minutes)) / 1000
     if policy.min_age_minutes and any(file.modified_at > old_enough for file in files):
         return False
     return any(

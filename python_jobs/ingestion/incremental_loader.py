@@ -35,9 +35,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, given
-from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.core.intervals import Interval, parse_time, partition_folder, to_micros
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import (
     CONFLICTS,
@@ -56,8 +56,6 @@ FORMAT_VERSION = 1
 LOADS_PER_PARTITION = 1000
 
 _COMMIT_ATTEMPTS = 5
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 _GRAINS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
 _PARTITION_TYPES = {"date": "date", "hour": "int"}
 _BRONZE_TYPES = {
@@ -71,7 +69,7 @@ _BRONZE_TYPES = {
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Append the new and changed files of a landing folder to a bronze table, one row a line."""
 
     source: str
@@ -254,11 +252,6 @@ class Landing:
                     size=status.getLen(),
                     modified_at=status.getModificationTime(),
                 )
-
-
-def partition_folder(start: dt.datetime, grain: str) -> str:
-    """Return the folder of the landing partition that starts at ``start``."""
-    return f"date={start:%Y-%m-%d}" + (f"/hour={start:%H}" if grain == "hour" else "")
 
 
 def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
@@ -487,7 +480,7 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         return report
 
     # Rises with every run even if the clock doesn't: readers ask for what is newer than what they have.
-    ingested_at = max((now - _EPOCH) // _MICROSECOND, before.ingested_at + 1)
+    ingested_at = max(to_micros(now), before.ingested_at + 1)
     file_rows = files_frame(spark, assign_load_ids(batch, before.load_ids), ingested_at)
     condition = _replace_condition(parameters, columns) if replacing else None
     transaction = (APP_ID, before.run + 1)

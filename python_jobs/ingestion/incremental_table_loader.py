@@ -52,9 +52,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampNTZType, TimestampType
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, given, require_at_least
-from python_jobs.shared.core.intervals import Interval, parse_time
+from python_jobs.shared.core.intervals import Interval, from_micros, parse_time, to_micros
 from python_jobs.shared.delta.commits import (
     CONFLICTS,
     find_commit,
@@ -70,12 +70,10 @@ from python_jobs.shared.spark.sql_text import identifier, timestamp_literal
 APP_ID = "lakehouse_patterns.incremental_table_loader"
 
 _COMMIT_ATTEMPTS = 10
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Load the rows of a table whose ingestion time lies in a window."""
 
     source: str
@@ -247,7 +245,7 @@ def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -
     start = parse_time(given(parameters.bootstrap_from, "bootstrap_from"))
     if table_exists(spark, parameters.target):
         state = transaction_version(spark, parameters.target, parameters.state_id)
-        start = start if state is None else _EPOCH + state * _MICROSECOND
+        start = start if state is None else from_micros(state)
     end = now if parameters.to is None else parse_time(parameters.to)
     return Interval(start, end) if start < end else None
 
@@ -308,7 +306,7 @@ def _load_from(
         target = in_window(read_table(spark, parameters.target), parameters.delta_column, reach)
         rows = not_in(rows, target, [*parameters.key, parameters.delta_column])
 
-    state = (window.end - _EPOCH) // _MICROSECOND
+    state = to_micros(window.end)
     stateful = (parameters.state_id, state) if parameters.bootstrap_from is not None else None
     transaction = stateful or _first_write(spark, parameters.target)
     user_metadata = write_once(
@@ -346,7 +344,7 @@ def _write_rejects(
     if table_exists(spark, parameters.rejects):
         rejects = rejects.exceptAll(read_table(spark, parameters.rejects).select("source_row", "reason"))
     if seen and not rejects.isEmpty():
-        rejects = rejects.withColumn("rejected_at", F.timestamp_micros(F.lit((now - _EPOCH) // _MICROSECOND)))
+        rejects = rejects.withColumn("rejected_at", F.timestamp_micros(F.lit(to_micros(now))))
         first = _first_write(spark, parameters.rejects)
         user_metadata = write_once(spark, rejects, parameters.rejects, transaction=first)
         if first and find_commit(spark, parameters.rejects, user_metadata) is None:

@@ -43,14 +43,13 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import Interval
+from python_jobs.shared.core.intervals import Interval, partition_folder
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.readiness import (
     Marker,
-    partition_folder,
     regenerated,
 )
 from python_jobs.shared.files.readiness_names import CHANGES
@@ -58,7 +57,7 @@ from python_jobs.shared.spark.job import run_job
 
 
 @dataclass(frozen=True)
-class Parameters(Clocked):
+class Parameters(ProcessingTimeParameters):
     """Write partitions of raw files, each with its marker as the very last step."""
 
     source: str
@@ -119,7 +118,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     notices: list[str] = []
     late_rows = 0
     for partition in parameters.window.split(parameters.grain):
-        folder = partition_folder(partition, parameters.grain)
+        folder = partition_folder(partition.start, parameters.grain)
         _write(spark, _rows_of(source, parameters, partition), parameters, f"{parameters.root}/{folder}", now)
         made.append(folder)
         late = _came_late(source, parameters, partition)
@@ -172,7 +171,7 @@ def _revise(
     now: dt.datetime,
 ) -> str:
     """Make a closed partition anew; its notice comes between its files and its marker. Return the notice's name."""
-    folder = partition_folder(partition, parameters.grain)
+    folder = partition_folder(partition.start, parameters.grain)
     name = f"{folder}_by_{cause}.json".replace("/", "_")
     with regenerated(spark, f"{parameters.root}/{folder}", published_at=now.isoformat()):
         _write_files(_rows_of(source, parameters, partition), parameters, f"{parameters.root}/{folder}")

@@ -14,7 +14,7 @@ def utc_now() -> dt.datetime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clocked:
+class ProcessingTimeParameters:
     """Parameters of a run that stamps its rows with its time, or measures ages by it."""
 
     now: str | None = None

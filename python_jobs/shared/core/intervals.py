@@ -45,6 +45,11 @@ def from_micros(micros: int) -> dt.datetime:
     return _EPOCH + dt.timedelta(microseconds=micros)
 
 
+def partition_folder(start: dt.datetime, grain: str) -> str:
+    """Return the folder ``date=…/hour=…`` or ``date=…`` of the hour or day that starts at ``start``."""
+    return f"date={start:%Y-%m-%d}" + (f"/hour={start:%H}" if grain == "hour" else "")
+
+
 @dataclass(frozen=True)
 class Interval:
     """The interval of all times ``start <= t < end``."""

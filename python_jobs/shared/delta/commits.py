@@ -82,6 +82,12 @@ def transaction_version(spark: SparkSession, table: str, app_id: str) -> int | N
     return int(version.get()) if version.isDefined() else None
 
 
+def is_committed(spark: SparkSession, table: str, app_id: str, version: int) -> bool:
+    """Return whether Delta would skip a write with this ``txnAppId`` and ``txnVersion``."""
+    last = transaction_version(spark, table, app_id)
+    return last is not None and last >= version
+
+
 def transaction_versions(spark: SparkSession, table: str) -> dict[str, int]:
     """Return what :func:`transaction_version` does, for all ``txnAppId`` that have committed to the table."""
     transactions = delta_snapshot(spark, table).setTransactions()

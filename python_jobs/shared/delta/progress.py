@@ -24,7 +24,9 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+from python_jobs.shared.core.intervals import from_micros
+
+_EPOCH = from_micros(0)
 _DELIVERY_SECONDS = 30
 
 

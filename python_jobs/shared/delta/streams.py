@@ -7,13 +7,14 @@ batch that Spark runs again adds nothing to a table that already has it.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from delta.tables import DeltaTable
 from pyspark import StorageLevel
@@ -22,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from python_jobs.shared.core.clock import Clocked
+from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
@@ -45,7 +46,7 @@ def parse_duration(text: str) -> dt.timedelta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paced:
+class TriggerParameters:
     """Parameters of a stream."""
 
     trigger: str | None = None
@@ -57,7 +58,7 @@ class Paced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamParameters(Paced, Clocked):
+class StreamParameters(TriggerParameters, ProcessingTimeParameters):
     """Parameters of a stream over a Delta table that appends to others."""
 
     max_files_per_trigger: int | None = None
@@ -66,8 +67,8 @@ class StreamParameters(Paced, Clocked):
     """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
 
     def __post_init__(self) -> None:
-        Paced.__post_init__(self)
-        Clocked.__post_init__(self)
+        TriggerParameters.__post_init__(self)
+        ProcessingTimeParameters.__post_init__(self)
         require_at_least(1, max_files_per_trigger=self.max_files_per_trigger)
 
 
@@ -179,6 +180,12 @@ def evaluated_once(rows: DataFrame) -> Iterator[DataFrame]:
         yield kept
     finally:
         kept.unpersist()
+
+
+def batch_options(writer_id: str, batch_id: int, note: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Return the options by which Delta writes a batch to a table once, with a note for the table's history."""
+    options = {"txnAppId": writer_id, "txnVersion": str(batch_id)}
+    return options if note is None else options | {"userMetadata": json.dumps(note)}
 
 
 def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:

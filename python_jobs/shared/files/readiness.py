@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady
-from python_jobs.shared.core.intervals import Interval
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
 from python_jobs.shared.files.readiness_names import MARKER, UPKEEP
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
@@ -82,8 +81,3 @@ def ready_versions(spark: SparkSession, ledger: str, dataset: str) -> dict[str, 
     raise NotReady(
         f"{dataset} is not ready: {ledger} has no row of it; it is being built, or the last run failed"
     )
-
-
-def partition_folder(partition: Interval, grain: str) -> str:
-    """Return ``date=…/hour=…`` or ``date=…``."""
-    return f"date={partition.start:%F}" + (f"/hour={partition.start:%H}" if grain == "hour" else "")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime as dt
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from python_jobs.shared.core.intervals import from_micros
 from python_jobs.shared.delta.streams import (
     StreamParameters,
     create_table,
     nullable,
 )
+from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -69,8 +73,41 @@ class DeadLetterStream(StreamParameters):
         Raises:
             WrongUse: it has another schema.
         """
-        dead = dead_letters(judged, columns, 0, self.job_name, self.job_version, "1970-01-01")
+        dead = self.dead_letters(judged, columns, 0, from_micros(0))
         create_table(spark, self.dead_letter, nullable(dead.schema))
+
+    def dead_letters(
+        self, judged: DataFrame, columns: Sequence[str], batch_id: int, at: dt.datetime
+    ) -> DataFrame:
+        """Return the records of a batch that have an error, as few files of the dead-letter table."""
+        dead = dead_letters(judged, columns, batch_id, self.job_name, self.job_version, at.isoformat())
+        return dead.coalesce(1)  # numbering them spread few rows over many files
+
+    def stream(
+        self, job: str, source: str, checkpoint: str, writes: Mapping[str, str], **others: Any
+    ) -> TableStream:
+        """Return the declaration of the job's query, which appends to the dead-letter table and to ``writes``."""
+        declared: dict[str, Any] = {
+            "writes": {**writes, "dead_letter table": self.dead_letter},
+            "appends_to": [*writes.values(), self.dead_letter],
+            "start_over": self.start_over,
+            "trigger": self.trigger,
+            "max_files_per_trigger": self.max_files_per_trigger,
+        }
+        return TableStream(job=job, source=source, checkpoint=checkpoint, **(declared | others))
+
+
+def first_error(errors: Sequence[tuple[Column, str, Column]]) -> list[Column]:
+    """Return a record's error class and message, NULL if it has no error.
+
+    Args:
+        errors: condition, class and message of each error; the first one whose condition holds counts.
+    """
+    error_class = error_message = F.lit(None).cast("string")
+    for condition, name, message in reversed(errors):
+        error_class = F.when(condition, F.lit(name)).otherwise(error_class)
+        error_message = F.when(condition, message).otherwise(error_message)
+    return [error_class.alias(ERROR_CLASS), error_message.alias(ERROR_MESSAGE)]
 
 
 def valid_records(parsed: DataFrame) -> DataFrame:

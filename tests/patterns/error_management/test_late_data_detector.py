@@ -422,7 +422,7 @@ def test_a_batch_of_windows_that_is_run_again_after_its_write_is_there_once_and_
     windows = Windows(spark, tmp_path)
     for clock in ("01:50", "03:15", "04:31"):
         windows.append(clock)
-    write, died = windowed_counter.WindowWriter.write, set()
+    write, died = windowed_counter.ClosedWindowWriter.write, set()
 
     def dying(self: Any, rows: DataFrame, batch_id: int) -> None:
         write(self, rows, batch_id)
@@ -430,7 +430,7 @@ def test_a_batch_of_windows_that_is_run_again_after_its_write_is_there_once_and_
             died.add(batch_id)
             raise OSError("the process ends before the batch is marked as done")
 
-    monkeypatch.setattr(windowed_counter.WindowWriter, "write", dying)
+    monkeypatch.setattr(windowed_counter.ClosedWindowWriter, "write", dying)
     for _ in range(4):
         with pytest.raises(OSError, match="the process ends"):
             windows.run(delay="1 hour")

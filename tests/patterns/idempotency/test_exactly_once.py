@@ -81,21 +81,32 @@ def test_a_new_checkpoint_is_refused_by_tables_that_the_query_has_filled(
     assert claimed(new) == writer, "asked once"
 
 
-# Change Data Capture goes on behind the offsets in its table, the Checkpointer looks at its target itself, and what
-# the Change Data Feed publishes again is known by key and version.
-ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py", "change_data_feed.py"}
+# Change Data Capture goes on behind the offsets in its table, and the Checkpointer looks at its target itself.
+ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py"}
+# What the Change Data Feed publishes again is known by key and version.
+APPEND_AGAIN = {"change_data_feed.py"}
 
 
 def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
-    claims = {
-        path.name: {len(call.args) for call in ast.walk(ast.parse(path.read_text())) if _is_claim(call)}
-        for path in (REPOSITORY / "python_jobs").rglob("*.py")
-    }
-    assert {name for name, arguments in claims.items() if arguments == {3}} == ASK_THEMSELVES
-    assert {name for name, arguments in claims.items() if arguments == {5}} == {
+    """A stream is declared with the tables that it appends to; no other job claims a checkpoint."""
+    trees = {path.name: ast.parse(path.read_text()) for path in (REPOSITORY / "python_jobs").rglob("*.py")}
+    claiming = {name for name, tree in trees.items() if any(map(_is_claim, ast.walk(tree)))}
+    assert claiming == {*ASK_THEMSELVES, "table_streams.py"}
+    naming_none = {name for name, tree in trees.items() if any(map(_names_no_table, ast.walk(tree)))}
+    assert naming_none == APPEND_AGAIN
+    declaring = {name for name, tree in trees.items() if any(map(_is_declaration, ast.walk(tree)))}
+    assert declaring == {
         "wrapper.py", "filter_interceptor.py", "dead_letter.py", "windowed_deduplicator.py", "windowed_counter.py",
-        "late_data_detector.py", "keyed_sessions.py",
+        "late_data_detector.py", "keyed_sessions.py", "change_data_feed.py", "dead_letters.py",
     }  # fmt: skip
+
+
+def _names_no_table(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg == "appends_to" and ast.unparse(node.value) == "[]"
+
+
+def _is_declaration(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("TableStream", "params.stream")
 
 
 def _is_claim(node: ast.AST) -> TypeGuard[ast.Call]:
