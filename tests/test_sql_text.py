@@ -42,7 +42,7 @@ def test_a_text_is_itself_as_a_literal(spark: SparkSession, text: str) -> None:
 def test_a_column_is_found_by_its_whole_name(spark: SparkSession, name: str) -> None:
     ddl = f"{identifier(name)} int, s struct<{identifier(name)}: int>"
     rows = spark.createDataFrame([(1, (2,))], ddl)
-    assert_rows(rows.select(named_column(name), named_column(name, of="s")), [(1, 2)])
+    assert_rows(rows.select(named_column(name), named_column(name, of="s").alias("inner")), [(1, 2)])
     assert_rows(rows.where(f"{identifier(name)} = 1").selectExpr(f"s.{identifier(name)}"), [(2,)])
 
 

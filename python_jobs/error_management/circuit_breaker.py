@@ -132,9 +132,8 @@ def admit(circuit: Circuit, now: float, policy: BreakerPolicy) -> tuple[Circuit,
     if circuit.state is State.CLOSED:
         return circuit, Permit()
     # If the clock was set back, no caller waits longer than open_seconds from now.
-    retry_at = min(
-        present(circuit.retry_at, "the time of the next probe of an open circuit"), now + policy.open_seconds
-    )
+    retry_at = present(circuit.retry_at, "the time of the next probe of an open circuit")
+    retry_at = min(retry_at, now + policy.open_seconds)
     if now < retry_at:
         return dataclasses.replace(circuit, retry_at=retry_at), None
     probe = str(uuid.uuid4())

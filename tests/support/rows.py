@@ -9,6 +9,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 
+from python_jobs.shared.spark.sql_text import named_column
+
 # The load time of a row, and values computed from it, differ between two runs of the same input; other values must not.
 # `changes` of a history holds each source change with its load time.
 CLOCK_COLUMNS = {
@@ -41,7 +43,7 @@ def assert_rows(
     """
     if isinstance(actual, DataFrame):
         names = list(columns or actual.columns)
-        actual = actual.select(*names)
+        actual = _selected(actual, names)
     else:
         names = list(columns or [])
     got, want = Counter(_frozen(actual, names)), Counter(_frozen(expected, names))
@@ -55,8 +57,13 @@ def assert_rows(
 
 def _frozen(rows: DataFrame | Iterable[Any], names: Sequence[str]) -> list[Any]:
     if isinstance(rows, DataFrame):
-        rows = rows.select(*names).collect()
+        rows = _selected(rows, names).collect()
     return [_freeze(row, names) for row in rows]
+
+
+def _selected(rows: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return columns, by their whole names, and fields such as ``struct.field``."""
+    return rows.select(*(named_column(name) if name in rows.columns else name for name in names))
 
 
 def _freeze(value: Any, names: Sequence[str] = ()) -> Any:

@@ -19,6 +19,7 @@ from python_jobs.idempotency.versioned_rows import StaleVersion, read_row, set_r
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import latest_version, write_once
+from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.postgres.relations import Connection
 from services.postgres import Database
 from tests.support.pytest_ids import REPOSITORY
@@ -79,6 +80,30 @@ def test_a_new_checkpoint_is_refused_by_tables_that_the_query_has_filled(
     write_once(spark, rows, table, transaction=(writer, 0))
     assert_rows(spark.read.format("delta").load(table), [("v1",), ("v1",)])
     assert claimed(new) == writer, "asked once"
+
+
+def test_a_declared_stream_knows_its_tables_by_their_ids_and_asks_those_that_it_appends_to(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    rows = spark.createDataFrame([("v1",)], "visit_id string")
+
+    def claimed(checkpoint: str, **others: Any) -> str:
+        given = {"job": "visits", "source": source, "writes": {"target": target}, "appends_to": [target]}
+        return TableStream(**(given | others), checkpoint=str(tmp_path / checkpoint)).claim(spark)  # type: ignore[arg-type]
+
+    for table in (source, target):
+        write_once(spark, rows, table)
+    writer = claimed("lost")
+    write_once(spark, rows, target, transaction=(writer, 0))
+    with pytest.raises(
+        WrongUse, match=r"'.*new' is new, and the table '.*target' holds what this query wrote"
+    ):
+        claimed("new")
+    assert claimed("new", start_over=True) not in (writer, None)
+    assert claimed("lost") == writer
+    with pytest.raises(WrongUse, match=r"'.*lost' was made for another target; give"):
+        claimed("lost", writes={"target": source})
 
 
 # Change Data Capture goes on behind the offsets in its table, and the Checkpointer looks at its target itself.
