@@ -4,8 +4,8 @@
     <checkpoint>/offsets/<batch>           before the batch: a version line, a line of watermark, time and settings,
                                            then one line per source
     <checkpoint>/commits/<batch>           after the batch
-    <checkpoint>/state/<n>/_metadata/      kind of each stateful operator
-    <checkpoint>/state/<n>/0/_metadata/    schema of its key and value
+
+The state is read by Spark's sources ``state-metadata`` and ``statestore``. There is none for the other files.
 
 This module only reads. Offsets are never edited in place: a new checkpoint rewinds a query (``checkpoint_rewind``).
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import struct
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.paths import is_uri
@@ -47,6 +46,8 @@ _OPERATORS = {
     "Join": "symmetricHashJoin",
     "GlobalLimit": "globalLimit",
 }
+# Those whose keys a plan tells, too.
+_KEYED = ("stateStoreSave", "dedupe", "dedupeWithinWatermark")
 
 
 def require_durable(checkpoint: str) -> None:
@@ -199,32 +200,28 @@ def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
         return sorted(int(found) for found in folder.names(name) if found.isdigit())
 
     begun, committed = numbers("offsets"), numbers("commits")
-    operators = (_operator(folder, number) for number in numbers("state"))
-    return Checkpoint(offsets(begun), offsets(committed), tuple(operators))
+    # Of a query whose first batch has no commit mark the state is written again.
+    has_state = bool(committed and numbers("state"))
+    operators = tuple(_operators(spark, str(folder.root))) if has_state else ()
+    return Checkpoint(offsets(begun), offsets(committed), operators)
 
 
-def _operator(folder: HadoopFolder, number: int) -> StateOperator:
-    text = folder.read(f"state/{number}/_metadata/metadata").decode()
-    kind = json.loads(text.split("\n", 1)[1])["operatorInfo"]["operatorName"]
-    schema = f"state/{number}/0/_metadata/schema"
-    key = _key_schema(folder.read(schema)) if folder.exists(schema) else None
-    return StateOperator(kind, None if key is None else tuple(field.dataType.simpleString() for field in key))
+def _operators(spark: SparkSession, checkpoint: str) -> Iterator[StateOperator]:
+    """Yield the stateful operators, from Spark's own sources of a checkpoint's state."""
+    metadata = spark.read.format("state-metadata").load(checkpoint)
+    operators = metadata.select("operatorId", "operatorName").distinct().orderBy("operatorId").collect()
+    for number, kind in operators:
+        keys = None
+        if kind in _KEYED:
+            state = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
+            keys = _field_types(state.schema["key"].dataType)
+        yield StateOperator(kind, keys)
 
 
-def _key_schema(content: bytes) -> StructType | None:
-    """Return the key's schema from a state schema file of version 2, None for another version.
-
-    Java's ``writeUTF("v2")``, the number of pieces as an int, then each piece of the key's JSON by ``writeUTF``.
-    """
-    if content[:4] != b"\x00\x02v2":
+def _field_types(key: DataType) -> tuple[str, ...] | None:
+    if not isinstance(key, StructType):
         return None
-    (pieces,) = struct.unpack_from(">i", content, 4)
-    position, text = 8, b""
-    for _ in range(pieces):
-        (size,) = struct.unpack_from(">H", content, position)
-        text += content[position + 2 : position + 2 + size]
-        position += 2 + size
-    return StructType.fromJson(json.loads(text))
+    return tuple(field.dataType.simpleString() for field in key)
 
 
 # --- before an upgrade ------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ from python_jobs.shared.core.partial_failures import require_no_failures
 from python_jobs.shared.delta.commits import latest_version, transaction_versions
 from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite, partition_condition
 from python_jobs.shared.delta.tables import (
+    committed_files,
     partition_columns,
     partition_values,
     read_table,
     read_version,
     table_exists,
-    table_location,
 )
 from python_jobs.shared.files.readiness import Marker
 from python_jobs.shared.spark.queries import query_text, user_query
@@ -188,17 +188,12 @@ def changed_partitions(
 
 def _changed_files(spark: SparkSession, table: str, column: str, after: int, until: int) -> DataFrame | None:
     """Return date and version of the files that commits added or removed; None if a commit's log entry is missing."""
-    log = f"{table_location(spark, table)}/_delta_log"
-    file = "struct<partitionValues: map<string, string>, dataChange: boolean>"
-    entries = [f"{log}/{version:020d}.json" for version in range(after + 1, until + 1)]
     try:
-        actions = spark.read.schema(f"add {file}, remove {file}").json(entries)
+        actions = committed_files(spark, table, after, until)
     except AnalysisException as failure:
         if failure.getCondition() != "PATH_NOT_FOUND":
             raise
         return None
-    version = F.regexp_extract("_metadata.file_name", r"(\d{20})\.json$", 1).cast("long").alias("version")
-    actions = actions.select("add", "remove", version)
     position = partition_columns(spark, table).index(column)
 
     def dates(kind: str) -> DataFrame:

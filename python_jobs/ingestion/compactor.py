@@ -50,13 +50,12 @@ from python_jobs.shared.core.intervals import parse_time, to_micros
 from python_jobs.shared.delta.commits import CONFLICTS, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
     active_files,
+    committed_files,
     deleted_file_retention,
     delta_table,
     partition_columns,
     partition_values,
     read_table,
-    sql_name,
-    table_location,
     table_size,
 )
 from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_folder
@@ -328,9 +327,8 @@ def _chosen_partitions(spark: SparkSession, parameters: Parameters, now: dt.date
 
 def _partitions_of_last_commit(spark: SparkSession, table: str) -> set[tuple[Any, ...]]:
     """Return the partitions that the last commit added data to."""
-    entry = f"{table_location(spark, table)}/_delta_log/{latest_version(spark, table):020d}.json"
-    schema = "add struct<partitionValues: map<string, string>, dataChange: boolean>"
-    added = spark.read.schema(schema).json(entry).where("add.dataChange")
+    newest = latest_version(spark, table)
+    added = committed_files(spark, table, newest - 1, newest).where("add.dataChange")
     marker = F.lit(True).alias("added")
     rows = added.select(*partition_values(spark, table, "add.partitionValues"), marker).distinct().collect()
     return {tuple(row)[:-1] for row in rows}

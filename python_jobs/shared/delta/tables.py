@@ -68,6 +68,23 @@ def active_files(spark: SparkSession, table: str) -> DataFrame:
     )
 
 
+def committed_files(spark: SparkSession, table: str, after: int, until: int) -> DataFrame:
+    """Return what the commits above version ``after``, up to ``until``, added and removed, as their entries have it.
+
+    Columns: ``add`` and ``remove`` (``partitionValues``, ``dataChange``), one of them NULL, and ``version``. Spark
+    raises PATH_NOT_FOUND if an entry has left the log.
+
+    The entries are read as JSON: ``deltalake`` tells which files a version has, and not what a commit removed; and it
+    opens a table by store settings of its own, where the session has Hadoop's (HDFS, credentials of an object store).
+    """
+    log = f"{table_location(spark, table)}/_delta_log"
+    file = "struct<partitionValues: map<string, string>, dataChange: boolean>"
+    entries = [f"{log}/{version:020d}.json" for version in range(after + 1, until + 1)]
+    actions = spark.read.schema(f"add {file}, remove {file}").json(entries)
+    version = F.regexp_extract("_metadata.file_name", r"(\d{20})\.json$", 1).cast("long").alias("version")
+    return actions.select("add", "remove", version)
+
+
 def partition_values(spark: SparkSession, table: str, from_map: str) -> list[Column]:
     """Return the partition columns, typed, out of the map of texts that a log's ``add`` has."""
     metadata = delta_snapshot(spark, table).metadata()
