@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
+from python_jobs.ingestion import full_loader
 from python_jobs.ingestion.full_loader import Parameters, run, version_tables
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
