@@ -99,8 +99,9 @@ def partition_count(client: Mapping[str, Any], topic: str) -> int:
 def topic_id(client: Mapping[str, Any], topic: str) -> str:
     """Return what tells a topic that is there from one that was deleted and recreated under its name."""
     admin = AdminClient(dict(client))  # kept by name: its answers die with it
-    found = admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)[topic]
-    return str(found.result(ANSWER_SECONDS).topic_id)
+    asked = TopicCollection([topic])
+    found = patiently(lambda: admin.describe_topics(asked)[topic].result(ANSWER_SECONDS))
+    return str(found.topic_id)
 
 
 def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
