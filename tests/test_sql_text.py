@@ -15,7 +15,6 @@ from python_jobs.ingestion.compactor import run as compact
 from python_jobs.ingestion.incremental_table_loader import in_window
 from python_jobs.shared.core.intervals import Interval
 from python_jobs.shared.delta.commits import write_once
-from python_jobs.shared.delta.merge import MergeRules, merge
 from python_jobs.shared.delta.overwrite import overwrite, partition_condition
 from python_jobs.shared.delta.tables import read_table, read_version, table_location
 from python_jobs.shared.records.json_records import load_schema, parse_records
@@ -67,8 +66,9 @@ def test_a_table_whose_path_and_columns_hold_quotes_goes_through_every_writer(
     assert_rows(read_version(spark, table, 0), [("a`", "1'", 1), ("b", "2", 2)])
     overwrite(spark, rows(("c", "1'", 3)), table, partition_condition({"d'ay": "1'"}))
     assert_rows(read_table(spark, table), [("c", "1'", 3), ("b", "2", 2)])
-    merge(spark, rows(("c", "1'", 4), ("d", "1'", 5)), table, MergeRules(["k`ey"]))
-    DeltaSink(spark, table, rows(), ["k`ey"]).write(rows(("d", "1'", 6)), 0)
+    sink = DeltaSink(spark, table, rows(), ["k`ey"])
+    sink.write(rows(("c", "1'", 4), ("d", "1'", 5)), 0)
+    sink.write(rows(("d", "1'", 6)), 1)
     assert_rows(read_table(spark, table), [("c", "1'", 4), ("d", "1'", 6), ("b", "2", 2)])
     spark.sql(f"alter table {table_name(table)} set tblproperties {properties_list(PROPERTIES)}")
     assert spark.sql(f"show tblproperties {table_name(table)} ('o')").collect()[0].value == "it's"
