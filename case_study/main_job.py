@@ -122,11 +122,11 @@ def _parse_step(lakehouse: str, master: str | None) -> Step:
         dead_letter=f"{lakehouse}/silver/silver_visits_dead_letter",
         checkpoint=f"{lakehouse}/checkpoints/dead_letter_visits",
     )
-    accepting = shlex.join((*step.command, "--max_bad_share", "1"))
+    accepting = "`" + shlex.join((*step.command, "--max_bad_share", "1")) + "`"
     return replace(
         step,
         when_refused="correct the file if you can, make the refused lines dead letters with "
-        f"`{accepting}`, then run the main job again",
+        f"{accepting}, then run the main job again",
     )
 
 

@@ -62,7 +62,7 @@ from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_f
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import executed_plan
 from python_jobs.shared.spark.session import settings
-from python_jobs.shared.spark.sql_text import identifier, string_literal
+from python_jobs.shared.spark.sql_text import identifier, string_literal, table_name
 
 SAFE_RETENTION = dt.timedelta(days=7)
 """Delta's default, which also holds for raw datasets: they have no property to say otherwise."""
@@ -281,9 +281,10 @@ def _compact_delta(spark: SparkSession, parameters: Parameters, now: dt.datetime
         return _report(None, untouched, partitions_compacted=0)
     before = _delta_state(spark, parameters)
     types = {name: dict(read_table(spark, table).dtypes)[name] for name in partition_columns(spark, table)}
-    builder = delta_table(spark, table).optimize()
+    # Delta's own builder doesn't escape a backtick in a path.
+    statement = f"optimize {table_name(table)}"
     if types:
-        builder = builder.where(partition_predicate(chosen, types))
+        statement += f" where {partition_predicate(chosen, types)}"
     try:
         with settings(
             spark,
@@ -292,7 +293,7 @@ def _compact_delta(spark: SparkSession, parameters: Parameters, now: dt.datetime
                 "spark.databricks.delta.optimize.maxFileSize": str(parameters.target_bytes),
             },
         ):
-            metrics = builder.executeCompaction().collect()[0].metrics
+            metrics = spark.sql(statement).collect()[0].metrics
     except CONFLICTS:
         raise JobFailed(
             f"another writer rewrote files of {table} meanwhile; nothing was compacted, run again"
