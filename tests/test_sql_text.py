@@ -79,11 +79,11 @@ def test_a_table_whose_path_and_columns_hold_quotes_goes_through_every_writer(
     assert_rows(read_table(spark, table), [("c", "1'", 3), ("d", "1'", 4), ("b", "2", 2)])
 
 
-def test_a_keyed_sink_takes_keys_with_spaces_and_quotes(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_keyed_sink_takes_keys_with_hyphens_and_quotes(spark: SparkSession, tmp_path: Path) -> None:
     """Delta's `updateAll` and `insertAll` refuse a name with a backtick, and its table builder such a path."""
     table = str(tmp_path / "it's a table")
-    columns = "`or der` string, `d'ay` string, `n` int"
-    sink = DeltaSink(spark, table, spark.createDataFrame([], columns), ["or der", "d'ay"])
+    columns = "`Or-der` string, `d'ay` string, `n` int"
+    sink = DeltaSink(spark, table, spark.createDataFrame([], columns), ["Or-der", "d'ay"])
     sink.write(spark.createDataFrame([("c", "1'", 4), ("d", "1'", 5)], columns), 0)
     sink.write(spark.createDataFrame([("d", "1'", 6)], columns), 1)
     assert_rows(read_table(spark, table), [("c", "1'", 4), ("d", "1'", 6)])

@@ -52,7 +52,6 @@ from python_jobs.shared.delta.tables import (
     active_files,
     committed_files,
     deleted_file_retention,
-    delta_table,
     partition_columns,
     partition_values,
     read_table,
@@ -355,7 +354,7 @@ def _vacuum(
 ) -> dict[str, Any]:
     """Remove unused files, if there are any; the numbers are those that the vacuum itself wrote to the log."""
     hours = retention / dt.timedelta(hours=1)
-    statement = f"vacuum {sql_name(parameters.table)}"
+    statement = f"vacuum {table_name(parameters.table)}"
     if parameters.retention_hours is not None:
         statement += f" retain {parameters.retention_hours:g} hours"
     is_checked = str(not parameters.allow_unsafe_retention).lower()
