@@ -78,25 +78,17 @@ def table(spark: SparkSession, table_path: str) -> Table:
     return Table(spark, table_path)
 
 
-class _Overtaken:
-    """A table's handle; others commit to the table right after its vacuum."""
-
-    def __init__(self, table: Table) -> None:
-        self._table, self._handle = table, DeltaTable.forPath(table.spark, table.path)
-
-    def vacuum(self, hours: float | None) -> None:
-        self._handle.vacuum(hours)
-        commit(self._table.path, 30)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
-
-
 def test_the_report_of_a_vacuum_is_its_own_whoever_commits_meanwhile(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.append(files=4)
-    monkeypatch.setattr(compactor, "delta_table", lambda *_: _Overtaken(table))
+    found = compactor.find_commits
+
+    def find_after_others(*args: Any) -> Any:
+        commit(table.path, 30)
+        return found(*args)
+
+    monkeypatch.setattr(compactor, "find_commits", find_after_others)
     vacuum = table.compact(vacuum=True, retention_hours=0, allow_unsafe_retention=True)["vacuum"]
     assert (vacuum["files_deleted"], table.on_disk()) == (4, 1)
 
