@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
