@@ -59,7 +59,7 @@ from (
             when cdc.op not in ('c', 'r', 'u', 'd', 't', 'm')
                 then named_struct(
                     'class', 'UNKNOWN_OPERATION',
-                    'message', concat('op is \'', cdc.op, '\'; known are c, r, u, d, t, m')
+                    'message', concat('op is ''', cdc.op, '''; known are c, r, u, d, t, m')
                 )
             when cdc.op = 'm' then null
             when cdc.lsn is null or cdc.changed_at is null
@@ -418,7 +418,8 @@ having not max_by(known.is_deleted, known.lsn)
     {%- do lakehouse_patterns.require(
         known,
         "column '" ~ name ~ "' has the type '" ~ type ~ "'; allowed are string, char(n), varchar(n), boolean, tinyint, "
-        ~ "smallint, int, bigint, float, double, decimal(p,s), date, timestamp, timestamp_ntz, binary, array, map, struct"
+        ~ 'smallint, int, bigint, float, double, decimal with its digits, date, timestamp, timestamp_ntz, binary, array, '
+        ~ 'map, struct'
     ) -%}
     {%- if type.startswith('array<') -%}
         {%- do lakehouse_patterns._cdc_require_type(name, type[6:-1] | trim) -%}
@@ -441,7 +442,7 @@ having not max_by(known.is_deleted, known.lsn)
         {%- endif -%}
         {#- The number counts from 1970 in no zone: through the session's zone and back. -#}
         {{ return(
-            "coalesce(convert_timezone('UTC', cast(timestamp_micros(" ~ micros ~ ') as timestamp_ntz)), '
+            "coalesce(convert_timezone('UTC', try_cast(timestamp_micros(" ~ micros ~ ') as timestamp_ntz)), '
             ~ 'case when ' ~ lakehouse_patterns._is_full_timestamp(text) ~ ' then try_cast(' ~ text ~ ' as timestamp_ntz) end)'
         ) }}
     {%- elif type == 'date' -%}

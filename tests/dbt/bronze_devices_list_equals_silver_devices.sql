@@ -27,5 +27,5 @@ full outer join merged
     and listed.version = merged.version
 where
     not listed.full_name <=> merged.full_name
-    and exists (select type from listed)
-    and exists (select type from merged)
+    and exists (select anything.type from listed as anything)
+    and exists (select something.type from merged as something)
