@@ -59,7 +59,7 @@ from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, partition_counts, source_failure
-from python_jobs.shared.postgres.snapshots import PostgresAccess
+from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
 
 # No statistics over payload and key: they cost, and can't hold bytes that are no text.
@@ -72,8 +72,11 @@ _STARTS = {"earliest": -2, "latest": -1}
 
 
 @dataclass(frozen=True)
-class Parameters(TriggerParameters, ProcessingTimeParameters):
-    """Append every record of Kafka topics to a bronze Delta table, verbatim and once."""
+class Parameters(TriggerParameters, ProcessingTimeParameters, PostgresParameters):
+    """Append every record of Kafka topics to a bronze Delta table, verbatim and once.
+
+    With jdbc_url the job checks the replica identities of the topics' tables before it starts.
+    """
 
     bootstrap_servers: str
     """Kafka brokers, host:port,host:port."""
@@ -95,18 +98,11 @@ class Parameters(TriggerParameters, ProcessingTimeParameters):
     """Further columns, --derive.NAME "SQL EXPRESSION" over the record's own (to_date(timestamp))."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the table."""
-    jdbc_url: str | None = None
-    """Check the replica identities of the topics' tables in PostgreSQL first: jdbc:postgresql://host:port/database."""
-    user: str | None = None
-    """Database user of that check."""
-    password_env: str | None = None
-    """Environment variable that holds the database password."""
-    password_file: str | None = None
-    """File that holds the database password."""
 
     def __post_init__(self) -> None:
         TriggerParameters.__post_init__(self)
         ProcessingTimeParameters.__post_init__(self)
+        PostgresParameters.__post_init__(self)
         if not self.topics or len(set(self.topics)) < len(self.topics):
             raise WrongUse(f"topics must name each topic once, got {self.topics}")
         require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
@@ -114,18 +110,6 @@ class Parameters(TriggerParameters, ProcessingTimeParameters):
         if taken:
             raise WrongUse(f"derive names columns that the record itself has: {', '.join(taken)}")
         refuse_secrets(self.consumer)
-        if self.jdbc_url is None and (self.user or self.password_env or self.password_file):
-            raise WrongUse("user, password_env and password_file belong to jdbc_url")
-        _ = self.postgres
-
-    @property
-    def postgres(self) -> PostgresAccess | None:
-        """Where the captured tables are, if they are to be checked."""
-        if self.jdbc_url is None:
-            return None
-        if not self.user:
-            raise WrongUse("jdbc_url needs user, and password_env or password_file")
-        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
 
     @property
     def source(self) -> str:

@@ -63,7 +63,7 @@ from python_jobs.shared.delta.commits import (
     write_once,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists
-from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot, quote, time_slices
+from python_jobs.shared.postgres.snapshots import PostgresParameters, one_snapshot, quote, time_slices
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import identifier, timestamp_literal
 
@@ -73,7 +73,7 @@ _COMMIT_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class Parameters(ProcessingTimeParameters):
+class Parameters(ProcessingTimeParameters, PostgresParameters):
     """Load the rows of a table whose ingestion time lies in a window."""
 
     source: str
@@ -96,19 +96,12 @@ class Parameters(ProcessingTimeParameters):
     """replace_window rewrites the target's rows of the window: for tables that nobody reads as a stream."""
     key: list[str] | None = None
     """Columns that, with the delta column, tell one version of a row from another."""
-    jdbc_url: str | None = None
-    """Read the source from PostgreSQL: jdbc:postgresql://host:port/database, ?sslmode=… and the like allowed."""
-    user: str | None = None
-    """Database user."""
-    password_env: str | None = None
-    """Environment variable that holds the database password."""
-    password_file: str | None = None
-    """File that holds the database password."""
     partitions: int = 4
     """Connections that read a window of PostgreSQL at once."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        ProcessingTimeParameters.__post_init__(self)
+        PostgresParameters.__post_init__(self)
         if (self.from_ is None) == (self.bootstrap_from is None):
             raise WrongUse("pass either from and to (one window) or bootstrap_from (go on from the last run)")
         if self.from_ is not None:
@@ -126,23 +119,11 @@ class Parameters(ProcessingTimeParameters):
                 "or pass mode replace_window"
             )
         require_at_least(1, partitions=self.partitions)
-        if self.jdbc_url is None and (self.user or self.password_env or self.password_file):
-            raise WrongUse("user, password_env and password_file belong to jdbc_url")
-        _ = self.postgres
 
     @property
     def rejects(self) -> str:
         """The table of the rows that belong to no window, beside the target."""
         return self.target.rstrip("/") + "_rejects"
-
-    @property
-    def postgres(self) -> PostgresAccess | None:
-        """Where the source is if it is no Delta table."""
-        if self.jdbc_url is None:
-            return None
-        if not self.user:
-            raise WrongUse("jdbc_url needs user, and password_env or password_file")
-        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
 
     @property
     def state_id(self) -> str:

@@ -73,6 +73,34 @@ class PostgresAccess:
             raise WrongUse(f"the password file {self.password_file}: {failure.strerror}") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PostgresParameters:
+    """Parameters of a run that may read a PostgreSQL database."""
+
+    jdbc_url: str | None = None
+    """PostgreSQL database to read: jdbc:postgresql://host:port/database, ?sslmode=… and the like allowed."""
+    user: str | None = None
+    """Database user."""
+    password_env: str | None = None
+    """Environment variable that holds the database password."""
+    password_file: str | None = None
+    """File that holds the database password."""
+
+    def __post_init__(self) -> None:
+        if self.jdbc_url is None and (self.user or self.password_env or self.password_file):
+            raise WrongUse("user, password_env and password_file belong to jdbc_url")
+        _ = self.postgres  # refuses what is no access
+
+    @property
+    def postgres(self) -> PostgresAccess | None:
+        """The access to the database, if the run has one."""
+        if self.jdbc_url is None:
+            return None
+        if not self.user:
+            raise WrongUse("jdbc_url needs user, and password_env or password_file")
+        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The database as of one moment, until the block of :func:`one_snapshot` ends."""
