@@ -224,7 +224,7 @@ def test_frozen_units_are_one_table_and_are_shown_once(visits: Visits) -> None:
                     lambda: visits.act("freeze", "2023_43", "2023_44", into="overlapping"),
                     lambda: visits.act("drop", "2023_41")):  # fmt: skip
         with pytest.raises(
-            DataRefused, match=r"2023_4\d is frozen in visits_frozen_2023_10: its rows do not change"
+            DataRefused, match=r"2023_4\d is frozen in visits_frozen_2023_10: its rows can no longer change"
         ):
             refused()
     with pytest.raises(WrongUse, match="visits_frozen_2023_10 is there already"):
