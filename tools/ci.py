@@ -69,13 +69,21 @@ def main() -> int:
         plan, ran = Path(folder) / "plan.json", Path(folder) / "durations.json"
         listed = [[*unit, record[unit][1] if unit in record else ""] for unit in ordered]
         plan.write_text(json.dumps({"deadline": started + START_NOTHING_AFTER, "units": listed}))
-        tests = [sys.executable, "-m", "pytest", "--plan", str(plan), "--record", str(ran)]
-        code = run(tests, started + END_AFTER - time.time())
+        code = run(tests_of(plan, ran), started + END_AFTER - time.time())
         durations.write(state / "durations.json", durations.merged(record, durations.read(ran)), ROOT)
     failed = failed or code not in (0, NOTHING_COLLECTED)
     if not failed:
         (state / "commit").write_text(git(ROOT, "rev-parse", "HEAD"), encoding="utf-8")
     return 1 if failed else 0
+
+
+def tests_of(plan: Path, ran: Path) -> list[str]:
+    """Return the command that runs a plan and writes the record of what ran.
+
+    pytest reads a separate word that names an existing path as the place of its configuration, so the options are
+    written with "=".
+    """
+    return [sys.executable, "-m", "pytest", f"--plan={plan}", f"--record={ran}"]
 
 
 def units(root: Path = ROOT) -> list[Unit]:

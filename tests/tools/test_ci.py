@@ -65,6 +65,14 @@ def test_in_fourteen_runs_that_have_time_for_little_every_unit_runs(has_cache: b
     assert ran == set(EVERY)
 
 
+def test_pytest_runs_a_plan_outside_the_repository(tmp_path: Path) -> None:
+    unit = ("tests/test_paths.py", "test")
+    plan, ran = tmp_path / "plan.json", tmp_path / "durations.json"
+    plan.write_text(json.dumps({"deadline": time.time() + 600, "units": [[*unit, ""]]}))
+    assert ci.run([*ci.tests_of(plan, ran), "-n0"], 300) == 0
+    assert list(durations.read(ran)) == [unit]
+
+
 def test_units_are_found_by_marker_and_folder(tmp_path: Path) -> None:
     for name, text in {
         "test_a.py": "",
@@ -119,11 +127,12 @@ def test_any_failure_fails_the_run_and_an_empty_plan_does_not(
     def run(command: Sequence[str], seconds: float) -> int:
         called.append(command)
         if "pytest" in command:
-            plan = json.loads(Path(command[command.index("--plan") + 1]).read_text())
+            files = dict(option.split("=") for option in command[3:])
+            plan = json.loads(Path(files["--plan"]).read_text())
             assert time.time() < plan["deadline"] <= time.time() + ci.START_NOTHING_AFTER
             assert [*unit, "2026-11-29"] in plan["units"]
             ran = {unit: (3.0, "2099-01-01")}
-            durations.write(Path(command[command.index("--record") + 1]), ran, ROOT)
+            durations.write(Path(files["--record"]), ran, ROOT)
         return codes[len(called) - 1]
 
     state = tmp_path / "ci"
