@@ -15,12 +15,22 @@ FAMILIES = (
 
 
 @dataclass(frozen=True)
+class Section:
+    """A section of the specification that a pattern implements."""
+
+    spec: str
+    """`file#anchor`, or enough of the anchor to tell the section from the others."""
+    bullets: int
+    """Number of bullets that the section lists under "Testable behaviours"."""
+
+
+@dataclass(frozen=True)
 class Behaviour:
     """One sentence about a behaviour and the test that proves it, or the reason why no test does."""
 
     id: str
-    bullet: int
-    """Number of the behaviour's bullet in the specification, from 1; a bullet may be split."""
+    bullets: tuple[tuple[str, int], ...]
+    """The specified bullets that it proves, each as its section's `spec` and its number from 1."""
     sentence: str
     test: str | None = None
     reason: str | None = None
@@ -35,10 +45,8 @@ class Pattern:
     name: str
     names: dict[str, str | None]
     """Names in the book and the guide; None if a source doesn't have the pattern."""
-    spec: str
-    """`file#section` of the specification."""
-    bullets: int
-    """Number of bullets that this section lists under "Testable behaviours"."""
+    sections: dict[str, Section]
+    """Sections of the specification by a short name: the pattern's own first, then those of the guide."""
     forms: list[dict[str, str]]
     """Forms of the pattern, each with its kind (macro, materialization, job, test, …) and its path."""
     files: list[str]
@@ -58,6 +66,20 @@ def patterns(folder: Path = ROOT / "catalog") -> list[Pattern]:
 
 
 def pattern_of(family: str, entry: dict[str, Any]) -> Pattern:
-    """Return one entry as it stands in the file."""
-    behaviours = [Behaviour(**behaviour) for behaviour in entry["behaviours"]]
-    return Pattern(family=family, **{**entry, "behaviours": behaviours})
+    """Return one entry as it stands in the file, with each behaviour's bullets in full."""
+    sections = {name: Section(**section) for name, section in entry["sections"].items()}
+    behaviours = [behaviour_of(behaviour, sections) for behaviour in entry["behaviours"]]
+    return Pattern(family=family, **{**entry, "sections": sections, "behaviours": behaviours})
+
+
+def behaviour_of(entry: dict[str, Any], sections: dict[str, Section]) -> Behaviour:
+    """Return a behaviour with its bullets in full.
+
+    The file's `bullet` is a bullet or a list of bullets: `3` is number 3 of the entry's first section, `pat-dlq 3`
+    number 3 of the section that the entry calls `pat-dlq`. A name that the entry doesn't have raises.
+    """
+    fields = {name: value for name, value in entry.items() if name != "bullet"}
+    written = entry["bullet"] if isinstance(entry["bullet"], list) else [entry["bullet"]]
+    named = [str(bullet).rpartition(" ") for bullet in written]
+    bullets = tuple((sections[name or next(iter(sections))].spec, int(number)) for name, _, number in named)
+    return Behaviour(bullets=bullets, **fields)

@@ -39,7 +39,8 @@ TREE = {
         "- {id: m, file: case_study/main.py, find: a, replace: b, test: 'tests/test_mutated.py::test_m'}"
     ),
     "catalog/ingestion.yml": (
-        "- {id: p, name: P, names: {}, spec: s, bullets: 1, forms: [], page: docs/ingestion.md#p,"
+        "- {id: p, name: P, names: {}, forms: [], page: docs/ingestion.md#p,"
+        " sections: {book: {spec: s, bullets: 1}},"
         " files: [macros/shared/_keys.yml, tests/test_listed.py],"
         " behaviours: [{id: b, bullet: 1, sentence: s, test: 'tests/test_program.py::test_b'}]}"
     ),

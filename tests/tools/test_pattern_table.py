@@ -14,14 +14,21 @@ MERGER = pattern_of(
         "id": "merger",
         "name": "Merger",
         "names": {"book": "Merger", "guide": None},
-        "spec": "04.md#merger",
-        "bullets": 2,
+        "sections": {
+            "book": {"spec": "04.md#merger", "bullets": 2},
+            "pat-upsert": {"spec": "20.md#pat-upsert", "bullets": 1},
+        },
         "forms": [{"macro": "macros/m.sql"}, {"job": "python_jobs/m.py"}],
         "files": ["macros/m.sql"],
         "page": "docs/idempotency.md#merger",
         "behaviours": [
             {"id": "a", "bullet": 1, "sentence": "Inserts.", "test": "tests/test_m.py::test_a"},
-            {"id": "b", "bullet": 2, "sentence": "Costs little.", "reason": "A matter of price lists."},
+            {
+                "id": "b",
+                "bullet": [2, "pat-upsert 1"],
+                "sentence": "Costs little.",
+                "reason": "A matter of price lists.",
+            },
         ],
     },
 )
@@ -60,6 +67,26 @@ def test_a_readme_without_its_markers_is_refused(text: str) -> None:
         with_table(text, "new", README)
 
 
+def test_a_bullet_is_one_of_the_first_section_unless_it_names_another() -> None:
+    assert [behaviour.bullets for behaviour in MERGER.behaviours] == [
+        (("04.md#merger", 1),),
+        (("04.md#merger", 2), ("20.md#pat-upsert", 1)),
+    ]
+
+
+def test_a_section_that_the_entry_does_not_name_is_refused() -> None:
+    section = {"spec": "04.md#merger", "bullets": 2}
+    with pytest.raises(KeyError, match="pat-dlq"):
+        pattern_of(
+            "idempotency",
+            {
+                "id": "x",
+                "sections": {"book": section},
+                "behaviours": [{"id": "a", "bullet": "pat-dlq 1", "sentence": "Inserts."}],
+            },
+        )
+
+
 def test_a_field_the_catalog_does_not_know_is_refused() -> None:
     with pytest.raises(TypeError, match="owner"):
-        pattern_of("idempotency", {"id": "x", "behaviours": [], "owner": "me"})
+        pattern_of("idempotency", {"id": "x", "sections": {}, "behaviours": [], "owner": "me"})
