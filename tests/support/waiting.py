@@ -26,11 +26,17 @@ def eventually(ask: Callable[[], Answer], seconds: float = 30) -> Answer:
 
 @contextmanager
 def polled(read: Callable[[], object]) -> Iterator[list[object]]:
-    """Collect a reader's results until the block has ended, and one more; a failure is collected as its text."""
+    """Collect a reader's results until the block has ended, and one more; a failure is collected as its text.
+
+    Raises:
+        AssertionError: no read began and ended while the block ran, so nothing is shown about readers.
+    """
     seen: list[object] = []
+    reads_within = 0
     ended = threading.Event()
 
     def poll() -> None:
+        nonlocal reads_within
         while True:
             last = ended.is_set()
             try:
@@ -39,6 +45,7 @@ def polled(read: Callable[[], object]) -> Iterator[list[object]]:
                 seen.append(str(failure))
             if last:
                 return
+            reads_within += not ended.is_set()
 
     reader = threading.Thread(target=poll)
     reader.start()
@@ -47,3 +54,4 @@ def polled(read: Callable[[], object]) -> Iterator[list[object]]:
     finally:
         ended.set()
         reader.join()
+    assert reads_within, "no read began and ended meanwhile"

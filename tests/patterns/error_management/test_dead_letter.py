@@ -516,17 +516,27 @@ class TestReplay:
         "event_date": "cast(event_time as date)",
     }
 
-    @pytest.fixture
-    def failed(self, stream: Stream) -> Stream:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stream:
+        stream = Stream(spark, tmp_path_factory.mktemp("failed"))
         stream.append(
             '{"visit_id":"v0","event_time":"2024-01-01T10:00:00Z","page":"/a"}',
             '{"visit_id":"v1","event_time":"01/01/2024 10:01","page":"/b"}',
             '{"visit_id":"v2","event_time":"2024-01-01T10:02:00Z","page":"/c"}',
             NOT_JSON,
         )
-        stream.run(derive=self.BROKEN, partition_by=["event_date"])
+        stream.run(derive=TestReplay.BROKEN, partition_by=["event_date"])
         assert (stream.table("main").count(), stream.table("dead").count()) == (2, 2)
         return stream
+
+    @pytest.fixture
+    def failed(self, ran: Stream, tmp_path: Path) -> Stream:
+        """Return a copy of the tables for one test."""
+        shutil.copytree(ran.folder, tmp_path / "copy")
+        copy = Stream(ran.spark, tmp_path / "copy")
+        copy.appended = ran.appended
+        return copy
 
     def replay(self, stream: Stream, **changes: Any) -> dict[str, Any]:
         given = {
@@ -622,6 +632,25 @@ class TestReplay:
         writer.save(failed.path("gold"))
         assert_rows(failed.table("gold"), by_day())
         assert_rows(failed.table("gold"), [(dt.date(2024, 1, 1), 3), (dt.date(2024, 1, 2), 1)])
+
+    def test_a_replayed_record_is_a_row_beside_a_newer_one_of_its_key(
+        self, failed: Stream, render: MacroRenderer
+    ) -> None:
+        """v1 came again at 11:00, readable, before its letter of 10:01 is replayed: the newer row stays the latest."""
+        failed.append('{"visit_id":"v1","event_time":"2024-01-01T11:00:00Z","page":"/newer"}')
+        failed.run(derive=self.BROKEN, partition_by=["event_date"])
+        assert self.replay(failed)["replayed"] == 1
+        rows = failed.table("main").select("visit_id", "event_time", "page", "was_dead_lettered")
+        rows.where("visit_id = 'v1'").createOrReplaceTempView("rows_of_v1")
+        assert_rows(
+            failed.spark.table("rows_of_v1"),
+            [("/newer", False), ("/b", True)],
+            columns=["page", "was_dead_lettered"],
+        )
+        latest = render(
+            "windowed_deduplicator", relation="rows_of_v1", key="visit_id", order_by="event_time", keep="last"
+        )
+        assert_rows(failed.spark.sql(latest), [("/newer",)], columns=["page"])
 
     def test_records_that_go_on_failing_are_parked(self, failed: Stream) -> None:
         states = []

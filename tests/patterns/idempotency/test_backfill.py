@@ -125,20 +125,8 @@ class Views:
 WEEK = ("2024-03-01", "2024-03-05")
 
 
-class Story(Views):
-    """A job that dies, is resumed, fails in a chunk and is run again. See `story`."""
-
-    interrupted: dict[str, Any]
-    refused: DataRefused
-    failed: dict[str, Any]
-    left_by_failed: list[tuple[str, str, int, str]]
-    mended: dict[str, Any]
-    left: list[tuple[str, str, int, str]]
-    note: dict[str, Any]
-
-
 class Died(BaseException):
-    """Nothing catches it: what is on disk is what a killed process leaves."""
+    """Nothing catches it: what is on disk is what a process leaves that ends."""
 
 
 def dying_after(nth: int) -> Callable[..., ChunkState]:
@@ -156,108 +144,131 @@ def dying_after(nth: int) -> Callable[..., ChunkState]:
     return replace_or_die
 
 
-@pytest.fixture(scope="module")
-def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    story = Story(spark, tmp_path_factory.mktemp("story"))
-    story.land(PAGES)
-    live = [
-        (day, page, pages.count(page), "v1") for day, pages in PAGES.items() for page in sorted(set(pages))
-    ]
-    # On the first day a canary of version 2 counted one of the pages.
-    live = [row for row in live if row[:2] != ("2024-03-01", "about")] + [("2024-03-01", "about", 1, "v2")]
-    story.load(live + BESIDE[:2])
-    beside = story.files("2024-02-29", "2024-03-06")
-
-    # Dies in the third of five chunks, between its commit and the ledger's.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Backfill, "replace", dying_after(3))
-        with pytest.raises(Died):
-            story.run("v2", *WEEK, parallel=1, tolerance=0.4, totals=["views"])
-    story.interrupted = story.run("v2", *WEEK, action="status")
-
-    # Resumed, with more visits in the source, while the live job loads a day.
-    story.land({"2024-03-03": ["late"], "2024-03-04": ["late"]})
-    with ThreadPoolExecutor() as pool:
-        live_load = pool.submit(story.load, BESIDE[2:])
-        with pytest.raises(DataRefused) as refused:
-            story.run("v2", *WEEK, tolerance=0.4, totals=["views"], parallel=2)
-        live_load.result()
-    story.refused = refused.value
-    story.failed = story.run("v2", *WEEK, action="status")
-    story.left_by_failed = story.rows()
-
-    # Once more, with a tolerance that lets the bots go.
-    story.mended = story.run("v2", *WEEK, tolerance=0.7)
-    story.left = story.rows()
-    story.note = json.loads(latest_commit(spark, story.target)["userMetadata"])["backfill"]
-    assert story.files("2024-02-29", "2024-03-06") == beside
-    return story
-
-
 def of(rows: list[tuple[str, str, int, str]], *days: str) -> list[tuple[str, str, int, str]]:
     return [row for row in rows if row[0] in days]
 
 
 # --- resumed --------------------------------------------------------------------------------------------
+# The stages of one story: each continues the job of the one before, and stands above the tests that look at it.
 
 
-def test_a_job_that_died_in_its_third_chunk_goes_on_with_the_third(story: Story) -> None:
-    statuses = [chunk["status"] for chunk in story.interrupted["chunks"]]
+@pytest.fixture(scope="module")
+def week(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Views:
+    """Return five days that version 1 has counted, with bots; on the first a canary of version 2 counted a page."""
+    week = Views(spark, tmp_path_factory.mktemp("week"))
+    week.land(PAGES)
+    live = [
+        (day, page, pages.count(page), "v1") for day, pages in PAGES.items() for page in sorted(set(pages))
+    ]
+    live = [row for row in live if row[:2] != ("2024-03-01", "about")] + [("2024-03-01", "about", 1, "v2")]
+    week.load(live + BESIDE[:2])
+    return week
+
+
+@pytest.fixture(scope="module")
+def interrupted(week: Views) -> dict[str, Any]:
+    """Let the job die in its third of five chunks, between that one's commit and the ledger's; return its status."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Backfill, "replace", dying_after(3))
+        with pytest.raises(Died):
+            week.run("v2", *WEEK, parallel=1, tolerance=0.4, totals=["views"])
+    return week.run("v2", *WEEK, action="status")
+
+
+def test_the_ledger_knows_the_percentage_while_the_job_runs(interrupted: dict[str, Any]) -> None:
+    assert (interrupted["status"], interrupted["percent"]) == ("running", 40)
+    statuses = [chunk["status"] for chunk in interrupted["chunks"]]
     assert statuses == ["done", "done", "pending", "pending", "pending"]
-    attempts = {chunk["first_date"]: chunk["attempt"] for chunk in story.mended["chunks"]}
-    assert list(attempts.values()) == [1, 1, 1, 2, 1]
 
 
-def test_the_ledger_knows_the_percentage_while_the_job_runs(story: Story) -> None:
-    assert (story.interrupted["status"], story.interrupted["percent"]) == ("running", 40)
+@dataclass(frozen=True)
+class Failed:
+    """What a job said and left whose chunk failed."""
+
+    error: DataRefused
+    status: dict[str, Any]
+    rows: list[tuple[str, str, int, str]]
 
 
-def test_a_chunk_that_fails_its_validation_keeps_its_rows_and_stops_no_other(story: Story) -> None:
-    assert "2024-03-04: 1 rows in place of 3" in str(story.refused)
-    assert "4 of 5 chunks are done; run the job 'v2' again for the others" in str(story.refused)
-    assert (story.failed["status"], story.failed["percent"]) == ("completed_with_failures", 80)
-    (error,) = [chunk["error"] for chunk in story.failed["chunks"] if chunk["status"] == "failed"]
+@pytest.fixture(scope="module")
+def failed(week: Views, interrupted: dict[str, Any]) -> Failed:
+    """Resume it, with more visits in the source and a live load meanwhile; the day of the bots shrinks too much."""
+    week.land({"2024-03-03": ["late"], "2024-03-04": ["late"]})
+    with ThreadPoolExecutor() as pool:
+        live_load = pool.submit(week.load, BESIDE[2:])
+        with pytest.raises(DataRefused) as refused:
+            week.run("v2", *WEEK, tolerance=0.4, totals=["views"], parallel=2)
+        live_load.result()
+    return Failed(refused.value, week.run("v2", *WEEK, action="status"), week.rows())
+
+
+def test_a_chunk_that_fails_its_validation_keeps_its_rows_and_stops_no_other(failed: Failed) -> None:
+    assert "2024-03-04: 1 rows in place of 3" in str(failed.error)
+    assert "4 of 5 chunks are done; run the job 'v2' again for the others" in str(failed.error)
+    assert (failed.status["status"], failed.status["percent"]) == ("completed_with_failures", 80)
+    (error,) = [chunk["error"] for chunk in failed.status["chunks"] if chunk["status"] == "failed"]
     assert "1 rows in place of 3" in error
     bots = [("2024-03-04", page, 1, "v1") for page in ("home", "bot", "bot too")]
     others = [row for row in COUNTED if row[0] != "2024-03-04"]
-    assert_rows(story.left_by_failed, [*others, *bots, *BESIDE])
+    assert_rows(failed.rows, [*others, *bots, *BESIDE])
 
 
-def test_the_job_run_again_does_the_failed_chunk_only(story: Story) -> None:
-    assert story.mended["processed"] == ["2024-03-04"]
-    assert (story.mended["status"], story.mended["percent"]) == ("completed", 100)
+@pytest.fixture(scope="module")
+def completed(week: Views, failed: Failed) -> dict[str, Any]:
+    """Run it once more, with a tolerance that lets the bots go; return its report."""
+    return week.run("v2", *WEEK, tolerance=0.7)
+
+
+def test_the_job_run_again_does_the_failed_chunk_only(completed: dict[str, Any]) -> None:
+    assert completed["processed"] == ["2024-03-04"]
+    assert (completed["status"], completed["percent"]) == ("completed", 100)
+
+
+def test_a_job_that_died_in_its_third_chunk_goes_on_with_the_third(completed: dict[str, Any]) -> None:
+    attempts = {chunk["first_date"]: chunk["attempt"] for chunk in completed["chunks"]}
+    assert attempts == {
+        "2024-03-01": 1, "2024-03-02": 1, "2024-03-03": 1, "2024-03-04": 2, "2024-03-05": 1,
+    }  # fmt: skip
 
 
 # --- the rows -------------------------------------------------------------------------------------------
 
 
-def test_rows_that_the_new_rule_drops_are_gone_and_other_dates_stay(story: Story) -> None:
-    assert_rows(story.left, [*COUNTED, *BESIDE])
+def test_rows_that_the_new_rule_drops_are_gone_and_other_dates_stay(
+    week: Views, completed: dict[str, Any]
+) -> None:
+    assert_rows(week.rows(), [*COUNTED, *BESIDE])
+    untouched = week.spark.read.format("delta").option("versionAsOf", 0).load(week.target).inputFiles()
+    beside = {
+        file for file in untouched if "event_date=2024-02-29" in file or "event_date=2024-03-06" in file
+    }
+    assert len(beside) == 2
+    assert week.files("2024-02-29", "2024-03-06") == beside
 
 
-def test_after_a_canary_there_are_rows_of_one_version_only(story: Story) -> None:
-    assert {row[3] for row in of(story.left, "2024-03-01")} == {"v2"}
+def test_after_a_canary_there_are_rows_of_one_version_only(week: Views, completed: dict[str, Any]) -> None:
+    assert {row[3] for row in of(week.rows(), "2024-03-01")} == {"v2"}
 
 
-def test_a_live_load_goes_on_beside_the_job(story: Story) -> None:
-    assert of(story.left, "2024-03-07") == BESIDE[2:]
+def test_a_live_load_goes_on_beside_the_job(week: Views, failed: Failed) -> None:
+    assert of(week.rows(), "2024-03-07") == BESIDE[2:]
 
 
-def test_what_comes_to_the_source_meanwhile_is_not_read(story: Story) -> None:
-    assert story.mended["source_version"] == 0
-    assert latest_version(story.spark, story.source) == 1
-    assert "late" not in {row[1] for row in story.left}
+def test_what_comes_to_the_source_meanwhile_is_not_read(week: Views, completed: dict[str, Any]) -> None:
+    assert completed["source_version"] == 0
+    assert latest_version(week.spark, week.source) == 1
+    assert "late" not in {row[1] for row in week.rows()}
 
 
-def test_ledger_and_commits_say_what_was_made_of_what(story: Story) -> None:
-    assert story.note == {
+def test_ledger_and_commits_say_what_was_made_of_what(week: Views, completed: dict[str, Any]) -> None:
+    assert json.loads(latest_commit(week.spark, week.target)["userMetadata"])["backfill"] == {
         "job_id": "v2",
-        "source": story.source,
+        "source": week.source,
         "source_version": 0,
         "pipeline_version": "v2",
         "dates": "2024-03-04",
     }
-    ledger = story.table(story.ledger).where("job_id = 'v2' and first_date = '2024-03-04'").orderBy("attempt")
+    ledger = week.table(week.ledger).where("job_id = 'v2' and first_date = '2024-03-04'").orderBy("attempt")
     columns = ["status", "pipeline_version", "source_version", "source_rows", "rows_before", "rows"]
     assert [tuple(row) for row in ledger.select(*columns).collect()] == [
         ("pending", "v2", 0, None, None, None),

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import random
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,17 @@ FIRST = [
 ]
 
 
+@dataclass(frozen=True)
+class Left:
+    """What a run reported and left in the table of sessions."""
+
+    report: dict[str, Any]
+    rows: list[tuple[int, list[str], int, str]]
+    """User, pages, number of visits and status."""
+    ids: dict[tuple[int, str], str]
+    """The session's id by user and pages."""
+
+
 class Sessions:
     """A table of a topic's records, and the sessions that the job makes of it."""
 
@@ -192,58 +204,58 @@ class Sessions:
     def table(self, name: str = "sessions") -> DataFrame:
         return self.spark.read.format("delta").load(str(self.folder / name))
 
-    def ids(self, name: str = "sessions") -> dict[tuple[int, str], str]:
-        """Return the ids by user and pages."""
-        rows = self.table(name).where("status <> 'merged'").collect()
-        return {(row.user_id, "".join(row.pages)): row.session_id for row in rows}
+    def run_and_look(self, **changes: str) -> Left:
+        """Run the job and return what it left, before the next run changes it."""
+        report, rows = self.run(**changes), self.table().where("status <> 'merged'").collect()
+        return Left(
+            report,
+            rows=[(row.user_id, row.pages, row.visits, row.status) for row in rows],
+            ids={(row.user_id, "".join(row.pages)): row.session_id for row in rows},
+        )
+
+
+# The stages of one story: each continues the query of the one before, and stands above the tests that look at it.
 
 
 @pytest.fixture(scope="module")
-def streamed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Run the job, restart it with late and unusable records, then again from the beginning without its checkpoint."""
-    sessions = Sessions(spark, tmp_path_factory.mktemp("sessions"))
+def sessions(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Sessions:
+    return Sessions(spark, tmp_path_factory.mktemp("sessions"))
+
+
+@pytest.fixture(scope="module")
+def first(sessions: Sessions) -> Left:
+    """Run the job on three visits of user 1 and one of user 2."""
     sessions.append(*FIRST)
-    seen: dict[str, Any] = {"sessions": sessions, "first_report": sessions.run()}
-    seen["first"] = sessions.ids()
-    seen["open"] = sessions.table().select("user_id", "pages", "visits", "status").collect()
-    # A late visit becomes the first of the session; a broken and an ownerless record come with it.
+    return sessions.run_and_look()
+
+
+def test_sessions_are_written_once_and_keep_their_key(first: Left) -> None:
+    assert_rows(first.rows, [(1, ["A", "B", "C"], 3, OPEN), (2, ["other"], 1, OPEN)])
+    assert first.report["sessions_written"] == 2
+    assert len(set(first.ids.values())) == 2, "two users, the same append second"
+
+
+@pytest.fixture(scope="module")
+def restarted(sessions: Sessions, first: Left) -> Left:
+    """Start the query again with a late visit, which becomes its session's first, a broken and an ownerless record."""
     sessions.append(
         record(4, 1, "03:02:30", "late", appended="03:06:00"),
         ("{broken", dt.datetime(2024, 1, 1, 3, 6, tzinfo=dt.UTC), 0, 5),
         record(6, None, "03:05:30", "nobody"),
     )
-    seen["second_report"] = sessions.run()
-    seen["second"] = sessions.ids()
-    seen["dead"] = sessions.table("dead").select("offset", "error_class", "error_message").collect()
-    # Hours later the watermark closes them; one user's next session begins.
-    sessions.append(record(7, 2, "04:55:26", "next"))
-    sessions.append(record(8, 2, "04:55:30", "last"))
-    sessions.run(max_files_per_trigger="1")
-    seen["third"] = sessions.ids()
-    seen["statuses"] = {(row.user_id, row.visits): row.status for row in sessions.table().collect()}
-    # From the beginning, all in one batch.
-    sessions.run(checkpoint=str(sessions.folder / "another"), start_over="true", now=at("13:00:00"))
-    seen["replayed"] = sessions.ids()
-    return seen
+    return sessions.run_and_look()
 
 
-def test_sessions_are_written_once_and_keep_their_key(streamed: dict[str, Any]) -> None:
-    assert_rows(streamed["open"], [(1, ["A", "B", "C"], 3, OPEN), (2, ["other"], 1, OPEN)])
-    assert streamed["first_report"]["sessions_written"] == 2
-    assert len(set(streamed["first"].values())) == 2, "two users, the same append second"
-
-
-def test_a_late_visit_before_a_restart_keeps_the_key(streamed: dict[str, Any]) -> None:
-    assert streamed["second"][1, "lateABC"] == streamed["first"][1, "ABC"]
-    assert len(streamed["second"]) == 2
+def test_a_late_visit_before_a_restart_keeps_the_key(first: Left, restarted: Left) -> None:
+    assert restarted.ids == {(1, "lateABC"): first.ids[1, "ABC"], (2, "other"): first.ids[2, "other"]}
 
 
 def test_records_without_owner_or_time_are_dead_lettered_and_the_query_goes_on(
-    streamed: dict[str, Any],
+    sessions: Sessions, restarted: Left
 ) -> None:
-    assert streamed["second_report"]["dead"] == 2
+    assert restarted.report["dead"] == 2
     assert_rows(
-        streamed["dead"],
+        sessions.table("dead").select("offset", "error_class", "error_message"),
         [
             (5, "NULL_KEY", "the record has NULL in user_id, event_time"),
             (6, "NULL_KEY", "the record has NULL in user_id"),
@@ -251,19 +263,36 @@ def test_records_without_owner_or_time_are_dead_lettered_and_the_query_goes_on(
     )
 
 
-def test_a_session_after_the_expired_one_has_its_own_key(streamed: dict[str, Any]) -> None:
-    third = streamed["third"]
-    assert third[2, "other"] == streamed["first"][2, "other"]
-    assert third[2, "nextlast"] != third[2, "other"]
-    assert streamed["statuses"][1, 4] == streamed["statuses"][2, 1] == CLOSED
-    assert streamed["statuses"][2, 2] == OPEN
+@pytest.fixture(scope="module")
+def expired(sessions: Sessions, restarted: Left) -> Left:
+    """Go on hours later: the watermark closes the first sessions, and user 2 begins another one."""
+    sessions.append(record(7, 2, "04:55:26", "next"))
+    sessions.append(record(8, 2, "04:55:30", "last"))
+    return sessions.run_and_look(max_files_per_trigger="1")
 
 
-def test_a_replay_from_the_beginning_in_other_batches_gives_the_same_rows(streamed: dict[str, Any]) -> None:
-    assert streamed["replayed"] == streamed["third"]
-    sessions = streamed["sessions"].table()
-    assert sessions.count() == 3
-    assert sessions.select("ingested_at").distinct().count() == 1, "only that differs"
+def test_a_session_after_the_expired_one_has_its_own_key(first: Left, expired: Left) -> None:
+    assert_rows(
+        expired.rows,
+        [
+            (1, ["late", "A", "B", "C"], 4, CLOSED),
+            (2, ["other"], 1, CLOSED),
+            (2, ["next", "last"], 2, OPEN),
+        ],
+    )
+    assert expired.ids[2, "other"] == first.ids[2, "other"]
+    assert expired.ids[2, "nextlast"] != expired.ids[2, "other"]
+
+
+def test_a_replay_from_the_beginning_in_other_batches_gives_the_same_rows(
+    sessions: Sessions, expired: Left
+) -> None:
+    another = str(sessions.folder / "another")
+    replayed = sessions.run_and_look(checkpoint=another, start_over="true", now=at("13:00:00"))
+    assert replayed.ids == expired.ids
+    assert_rows(replayed.rows, expired.rows)
+    assert sessions.table().count() == 3
+    assert sessions.table().select("ingested_at").distinct().count() == 1, "only that differs"
 
 
 @pytest.mark.kafka
@@ -385,6 +414,20 @@ def test_the_job_writes_to_postgres(
     with database.connect() as connection:
         rows = connection.execute("select user_id, pages, status from sessions").fetchall()
     assert_rows(rows, [(1, ["A", "B", "C"], OPEN), (2, ["other"], OPEN)])
+
+
+@pytest.mark.kafka
+def test_in_kafka_a_batch_that_comes_again_has_the_keys_of_the_first(
+    spark: SparkSession, broker: Broker, topic: str
+) -> None:
+    """What the page says of a topic: consumers keep the latest of each key, as the broker's compaction does."""
+    messages = batch(spark, ("s1", ["a"]), ("s2", ["b"])).selectExpr("id as key", "to_json(pages) as value")
+    for _ in range(2):
+        sink = messages.write.format("kafka").option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        sink.option("topic", topic).save()
+    found = [(message.key(), message.value()) for message in broker.records(topic)]
+    assert_rows(found, [(b"s1", b'["a"]'), (b"s2", b'["b"]')] * 2)
+    assert dict(found) == {b"s1": b'["a"]', b"s2": b'["b"]'}
 
 
 def test_a_run_has_one_file_whatever_the_clock_says(spark: SparkSession, tmp_path: Path) -> None:
