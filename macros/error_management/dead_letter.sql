@@ -93,8 +93,12 @@ where error_class is not null
 
 {% macro default__dead_letter_share_failures(flagged, max_share, min_records) %}
     {%- do lakehouse_patterns.require(
-        max_share is number and max_share >= 0 and max_share <= 1,
+        lakehouse_patterns._is_finite(max_share) and 0 <= max_share <= 1,
         'max_share must be a share between 0 and 1, got ' ~ max_share
+    ) -%}
+    {%- do lakehouse_patterns.require(
+        lakehouse_patterns._is_finite(min_records) and min_records >= 0,
+        'min_records must be a number of records from 0 on, got ' ~ min_records
     ) -%}
 select
     count(*) as records,

@@ -42,7 +42,7 @@ group by try_cast(processed_at as date), error_class
         'max_open': max_open, 'max_age_hours': max_age_hours, 'max_per_day': max_per_day
     }.items() if value is not none -%}
         {%- do lakehouse_patterns.require(
-            value is number and value >= 0, name ~ ' must be a number from 0 on, got ' ~ value
+            lakehouse_patterns._is_finite(value) and value >= 0, name ~ ' must be a number from 0 on, got ' ~ value
         ) -%}
         {%- do limits.update({name: value}) -%}
     {%- endfor -%}

@@ -137,20 +137,36 @@ from (
 
 {% macro default__rejected_share_rises(statistics, max_rise, baseline_runs) %}
     {%- do lakehouse_patterns.require(
-        max_rise is number and max_rise >= 0 and max_rise <= 1,
+        lakehouse_patterns._is_finite(max_rise) and 0 <= max_rise <= 1,
         'max_rise must be a share between 0 and 1, got ' ~ max_rise
     ) -%}
     {%- do lakehouse_patterns.require(
-        baseline_runs is number and baseline_runs >= 1, 'baseline_runs must be at least 1, got ' ~ baseline_runs
+        lakehouse_patterns._is_finite(baseline_runs) and baseline_runs >= 1,
+        'baseline_runs must be at least 1, got ' ~ baseline_runs
     ) -%}
-with shares as (
+    {%- set is_counted = '(rejected_rows is null or ' ~ lakehouse_patterns._is_finite_sql('rejected_rows') ~ ') and '
+        ~ lakehouse_patterns._is_finite_sql('input_rows') -%}
+{#- A count that is NaN or infinite makes the newest run a rise, and an earlier run none of the baseline. -#}
+with runs as (
     select
-        condition_name,
-        position,
-        coalesce(try_divide(rejected_rows, input_rows), 0) as share,
+        *,
+        bool_and({{ is_counted }}) over (partition by run_at, run_id) as is_counted,
         dense_rank() over (order by run_at desc, run_id desc) as age
     from {{ statistics }}
     where input_rows > 0
+),
+
+shares as (
+    select
+        condition_name,
+        position,
+        case
+            when is_counted then coalesce(try_divide(rejected_rows, input_rows), 0)
+            else try_cast('NaN' as double)
+        end as share,
+        dense_rank() over (order by run_at desc, run_id desc) as age
+    from runs
+    where is_counted or age = 1
 ),
 
 rises as (
@@ -183,5 +199,7 @@ select
     rejected_share,
     baseline_rejected_share
 from totals
-where rank = 1 and runs > 0 and rejected_share - baseline_rejected_share > {{ max_rise }}
+where
+    rank = 1
+    and (isnan(rejected_share) or (runs > 0 and rejected_share - baseline_rejected_share > {{ max_rise }}))
 {%- endmacro %}

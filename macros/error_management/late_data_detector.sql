@@ -80,11 +80,11 @@ from counted
 {% macro default__recommended_watermark_delay(relation, event_time, arrived_at, percentile, factor) %}
     {#- The delay with which nearly all rows are on time, from the measured delays: p99 = 5 minutes -> 10 minutes. -#}
     {%- do lakehouse_patterns.require(
-        percentile is number and percentile > 0 and percentile < 1,
+        lakehouse_patterns._is_finite(percentile) and 0 < percentile < 1,
         'percentile must be a number between 0 and 1, got ' ~ percentile
     ) -%}
     {%- do lakehouse_patterns.require(
-        factor is number and factor >= 1, 'factor must be a number of at least 1, got ' ~ factor
+        lakehouse_patterns._is_finite(factor) and factor >= 1, 'factor must be a number of at least 1, got ' ~ factor
     ) -%}
 select
     count(delay_seconds) as measured_rows,

@@ -4,7 +4,7 @@
 
     `row_number()` over a key alone, or ordered by a constant, keeps an arbitrary row: another one after each retry.
     Here `order_by` orders the rows, and `content` (by default the whole row) breaks ties. A row whose `order_by` is
-    NULL is kept only if no row of the key has a value, both for `first` and for `last`.
+    NULL, NaN or infinite is kept only if no row of the key has a value, both for `first` and for `last`.
 
     Rows without a key are not repeats of each other: they fail the statement, or `windowed_deduplicator_null_keys`
     selects them. In a key column that is declared nullable, NULL equals NULL.
@@ -171,11 +171,15 @@ where {{ lakehouse_patterns._any_is_null(required) }}
 {% macro _ranked_copies(rules) %}
     {#- Return each row of the relation with its key, its content and its rank among the rows of the key. -#}
     {%- set direction = {'first': ' asc nulls last', 'last': ' desc nulls last'}[rules.keep] -%}
+    {%- set order = [] -%}
+    {%- for expression in rules.order -%}
+        {%- do order.append(lakehouse_patterns._finite_or_null_sql(expression)) -%}
+    {%- endfor -%}
 select
     *,
     row_number() over (
         partition by {{ rules.names | join(', ') }}
-        order by {{ (rules.order + ['lakehouse_patterns_content']) | join(direction ~ ', ') }}{{ direction }}
+        order by {{ (order + ['lakehouse_patterns_content']) | join(direction ~ ', ') }}{{ direction }}
     ) as lakehouse_patterns_rank
 from (
     select

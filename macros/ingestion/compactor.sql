@@ -117,6 +117,12 @@
         'compactor', options, what='meta.lakehouse_patterns.compactor of ' ~ name
     ) -%}
     {%- do lakehouse_patterns.require_one_of('mode', options.mode, ['daily', 'inline']) -%}
+    {%- for option in ['min_files', 'small_file_mb'] if option in options -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns._is_finite(options[option]) and options[option] > 0,
+            option ~ ' of ' ~ name ~ " must be a number above 0, got '" ~ options[option] ~ "'"
+        ) -%}
+    {%- endfor -%}
 {% endmacro %}
 
 {% macro _compactor_if_worth_it(relation, options) %}

@@ -1,6 +1,7 @@
 {#-
     Rows without a part of their key, or of what orders them, can't be told apart or put in order. Merger and SCD Type 2
-    refuse them or set them aside by the same rules, which their options give:
+    refuse them or set them aside by the same rules, which their options give. NaN and infinity order nothing, they would
+    be the newest of all for ever: such a row is incomplete, too.
 
     {relation: the model's table, types: {column: data type}, partitions, key, nullable_key, sequence: lists of columns,
     is_deleted: column or none, on_null_key: fail or quarantine}
@@ -13,10 +14,27 @@
 
 {% macro is_incomplete(rules, alias) %}
     {%- set conditions = [] -%}
-    {%- for name in lakehouse_patterns.quoted_names(lakehouse_patterns.required_columns(rules), alias) -%}
-        {%- do conditions.append(name ~ ' is null') -%}
+    {%- for name in lakehouse_patterns.required_columns(rules) -%}
+        {%- do conditions.append(lakehouse_patterns._is_missing(rules, name, alias)) -%}
     {%- endfor -%}
     {{ return('(' ~ (conditions or ['false']) | join(' or ') ~ ')') }}
+{% endmacro %}
+
+
+{% macro _is_missing(rules, name, alias) %}
+    {%- set quoted = lakehouse_patterns.quoted_name(name, alias) -%}
+    {%- if name in rules.sequence and rules.types[name] in ['float', 'double'] -%}
+        {{ return('not ' ~ lakehouse_patterns._is_finite_sql(quoted)) }}
+    {%- endif -%}
+    {{ return(quoted ~ ' is null') }}
+{% endmacro %}
+
+
+{% macro _what_is_missing(rules) %}
+    {%- for name in rules.sequence if rules.types[name] in ['float', 'double'] -%}
+        {{ return('NULL or NaN') }}
+    {%- endfor -%}
+    {{ return('NULL') }}
 {% endmacro %}
 
 
@@ -24,7 +42,7 @@
     {%- set names = [] -%}
     {%- for name in lakehouse_patterns.required_columns(rules) -%}
         {%- do names.append(
-            'case when ' ~ lakehouse_patterns.quoted_name(name, alias) ~ ' is null then '
+            'case when ' ~ lakehouse_patterns._is_missing(rules, name, alias) ~ ' then '
             ~ lakehouse_patterns.text_literal(name) ~ ' end'
         ) -%}
     {%- endfor -%}
@@ -39,7 +57,8 @@
     } -%}
     raise_error(concat(
         {{ lakehouse_patterns.text_literal(
-            'lakehouse_patterns: the batch of ' ~ rules.relation ~ ' has a ' ~ what ~ ' with NULL in '
+            'lakehouse_patterns: the batch of ' ~ rules.relation ~ ' has a ' ~ what ~ ' with '
+            ~ lakehouse_patterns._what_is_missing(rules) ~ ' in '
         ) }},
         {{ lakehouse_patterns.null_columns(rules, alias) }},
         {{ lakehouse_patterns.text_literal('; ' ~ advice[rules.on_null_key]) }}
@@ -130,7 +149,10 @@ left anti join {{ lakehouse_patterns.quarantine_table(rules) }} as quarantine
                 from (
                     select
                         {{ lakehouse_patterns.row_payload(rules, 'batch') }} as payload,
-                        concat('NULL in ', {{ lakehouse_patterns.null_columns(rules, 'batch') }}) as error_message
+                        concat(
+                            {{ lakehouse_patterns.text_literal(lakehouse_patterns._what_is_missing(rules) ~ ' in ') }},
+                            {{ lakehouse_patterns.null_columns(rules, 'batch') }}
+                        ) as error_message
                     from {{ lakehouse_patterns.rows_as_stored(rules, batch) }} as batch
                     where {{ lakehouse_patterns.is_incomplete(rules, 'batch') }}
                 )

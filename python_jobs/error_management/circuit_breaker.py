@@ -33,7 +33,14 @@ from typing import Any, Generic, TypeVar
 
 import filelock
 
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, present, require_at_least
+from python_jobs.shared.core.failures import (
+    JobFailed,
+    NotReady,
+    WrongUse,
+    present,
+    require_above_zero,
+    require_at_least,
+)
 from python_jobs.shared.core.retry import Failure, classify
 
 Result = TypeVar("Result")
@@ -74,9 +81,7 @@ class BreakerPolicy:
         require_at_least(1, failures_in_a_row=self.failures_in_a_row, minimum_calls=self.minimum_calls)
         if not 0 < self.failure_rate <= 1:
             raise WrongUse(f"failure_rate is {self.failure_rate}; it is a share above 0 and up to 1")
-        # Written so that NaN, for which every comparison is false, is refused.
-        if not (self.window_seconds > 0 and self.open_seconds > 0):
-            raise WrongUse("window_seconds and open_seconds must be above 0")
+        require_above_zero(window_seconds=self.window_seconds, open_seconds=self.open_seconds)
 
 
 @dataclass(frozen=True)

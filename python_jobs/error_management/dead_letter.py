@@ -49,6 +49,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.error_management.poison_pills import Case, CaseFile, Range, isolate
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least, root_cause
+from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.core.retry import Retrier, RetryPolicy
 from python_jobs.shared.delta.commits import commit_note, latest_version
 from python_jobs.shared.delta.streams import (
@@ -245,7 +246,7 @@ class BatchWriter(BatchFunction):
         """Raise DataRefused if the share of bad records, this batch included, is above ``max_bad_share``."""
         params = self.params
         share = bad_share([*self.accounts, account], params.min_records)
-        if params.max_bad_share is not None and share is not None and share > params.max_bad_share:
+        if params.max_bad_share is not None and share is not None and exceeds(share, params.max_bad_share):
             raise DataRefused(
                 f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}: "
                 f"{share:.1%} of the latest records, {params.max_bad_share:.1%} allowed; "

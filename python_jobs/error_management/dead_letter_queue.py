@@ -32,8 +32,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
-from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.delta.commits import find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.streams import create_table, evaluated_once, parse_duration
 from python_jobs.shared.delta.tables import delta_table, read_table
@@ -71,9 +72,7 @@ class Parameters(ProcessingTimeParameters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in self.limits().items():
-            if value < 0:
-                raise WrongUse(f"{name} must not be below 0, got {value:g}")
+        require_at_least(0, **self.limits())
         if self.older_than is not None:
             parse_duration(self.older_than)
         if self.action == "discard":
@@ -160,7 +159,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     passed = [
         (params.dead_letter, now.date(), limit, float(numbers[limit.removeprefix("max_")]), allowed, now)
         for limit, allowed in params.limits().items()
-        if numbers[limit.removeprefix("max_")] > allowed
+        if exceeds(numbers[limit.removeprefix("max_")], allowed)
     ]
     if passed and (params.alerts is None or _note(spark, params.alerts, passed)):
         found = "; ".join(

@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, given, require_at_least
 from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.delta.commits import is_committed
@@ -404,16 +405,22 @@ def refuse_rise(counts: Counts, statistics: DataFrame, max_rise: float, baseline
         row["condition_name"]: row["share"]
         for row in history.join(runs.limit(baseline_runs), ["run_at", "run_id"], "left_semi")
         .groupBy("condition_name")
-        .agg(F.avg(F.try_divide("rejected_rows", "input_rows")).alias("share"))
+        .agg(F.avg(F.try_divide(_counted("rejected_rows"), _counted("input_rows"))).alias("share"))
         .collect()
+        if row["share"] is not None
     }
     name, rise = largest_rise(counts.shares, baseline)
-    if baseline and rise > max_rise:
+    if baseline and exceeds(rise, max_rise):
         raise DataRefused(
             f"alert: the rejected share rose by {rise:.1%} to {sum(counts.shares.values()):.1%}, "
             f"most of all by the condition '{name}' "
             f"(from {baseline.get(name, 0.0):.1%} to {counts.shares[name]:.1%}); nothing was written"
         )
+
+
+def _counted(column: str) -> Column:
+    """Return a number of rows; NULL, which a mean skips, for NaN and infinity in a table of somebody else's."""
+    return F.expr(f"try_cast({column} as bigint)")
 
 
 def _report(params: Parameters, counts: Counts, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, present, require_at_least
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    WrongUse,
+    present,
+    require_above_zero,
+    require_at_least,
+)
 from python_jobs.shared.core.intervals import from_micros, to_micros
 from python_jobs.shared.delta.commits import (
     find_commit,
@@ -103,8 +110,7 @@ class Subscription:
     def __post_init__(self) -> None:
         refuse_secrets(self.settings)
         require_at_least(1, commit_every=self.commit_every)
-        if self.commit_seconds <= 0:
-            raise WrongUse(f"commit_seconds must be above 0, got {self.commit_seconds}")
+        require_above_zero(commit_seconds=self.commit_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

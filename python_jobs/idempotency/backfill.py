@@ -11,8 +11,8 @@ a crash must not begin them all anew, and a source that has lost its old dates m
 - A chunk that fails doesn't stop the others. The job ends with its failures' exit code, and the ledger has the reason.
 - Refused, before anything is overwritten: a date whose source is empty or far smaller than the target (``--markers``
   tells a date without rows from one that is missing); new rows whose number, ``--totals`` or NULLs differ from the old
-  ones by more than ``--tolerance``; dates that aren't over; a query with the clock's time or random numbers in it;
-  dates that another job has not finished.
+  ones by more than ``--tolerance``, or whose ``--totals`` are NaN or infinite; dates that aren't over; a query with the
+  clock's time or random numbers in it; dates that another job has not finished.
 - ``--margin_days`` lets the query read more dates than are written: a session that crosses midnight stays whole.
 
 ``--action plan`` prints what a run would do and what it would refuse, and writes nothing; ``status`` prints chunks and
@@ -349,9 +349,12 @@ class Backfill:
         with evaluated_once(self.rows(chunk)) as rows:
             new = self._profiles(rows)
             # Of a date that is known to have no source, no row is right.
-            compared = [date for date in chunk.dates if self.source_counts.get(date)]
+            compared = {date: old[date] for date in chunk.dates if self.source_counts.get(date)}
             _refuse(
-                {date: deviations(old[date], new.get(date, NO_ROWS), params.tolerance) for date in compared}
+                {
+                    date: deviations(compared.get(date, NO_ROWS), new.get(date, NO_ROWS), params.tolerance)
+                    for date in chunk.dates
+                }
             )
             where = between(identifier(params.partition_column), chunk)
             commit = overwrite(spark, rows, params.target, where, note=note)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from python_jobs.shared.core.dates import dates_between, days_before, parse_date
+from python_jobs.shared.core.numbers import exceeds, is_number
 
 ChunkStatus = Literal["pending", "done", "failed", "abandoned"]
 JobStatus = Literal["running", "completed", "completed_with_failures", "abandoned"]
@@ -102,7 +103,7 @@ def missing_source(
     """
     if is_complete is not None:
         return None if is_complete else "its source has no marker, so it is not complete"
-    if source_rows < target_rows * min_share or (target_rows and not source_rows):
+    if exceeds(target_rows * min_share, source_rows) or (target_rows and not source_rows):
         return f"its source has {source_rows} rows, the target {target_rows}: it may have expired"
     return None
 
@@ -130,7 +131,8 @@ NO_ROWS = Profile(0)
 def deviations(old: Profile, new: Profile, tolerance: float) -> list[str]:
     """Return in what a date's new rows differ from the old ones by more than the tolerance.
 
-    A date without old rows has nothing to be compared with.
+    A date without old rows has nothing to be compared with, and an old total that is NaN or infinite neither. A new
+    total that is NaN or infinite is always a fault.
 
     Args:
         old: of the rows that would be replaced.
@@ -138,19 +140,29 @@ def deviations(old: Profile, new: Profile, tolerance: float) -> list[str]:
         tolerance: 0.2 lets the number of rows and each total change by a fifth, and the share of NULL in a column grow
             by 0.2.
     """
+    faults = [
+        f"{name} sums up to {total}, which is no number"
+        for name, total in new.totals.items()
+        if not _is_comparable(total)
+    ]
     if not old.rows:
-        return []
-    faults = []
-    if abs(new.rows - old.rows) > tolerance * old.rows:
+        return faults
+    if exceeds(abs(new.rows - old.rows), tolerance * old.rows):
         faults.append(f"{new.rows} rows in place of {old.rows}")
     for name, before in old.totals.items():
         after = new.totals.get(name)
-        if (before is None) != (after is None) or abs((after or 0) - (before or 0)) > tolerance * abs(
-            before or 0
+        if not (_is_comparable(before) and _is_comparable(after)):
+            continue
+        if (before is None) != (after is None) or exceeds(
+            abs((after or 0) - (before or 0)), tolerance * abs(before or 0)
         ):
             faults.append(f"{name} sums up to {after} in place of {before}")
     for name, nulls in new.nulls.items():
         share, share_before = nulls / new.rows, old.nulls.get(name, 0) / old.rows
-        if share - share_before > tolerance:
+        if exceeds(share - share_before, tolerance):
             faults.append(f"{name} is NULL in {share:.0%} of the rows in place of {share_before:.0%}")
     return faults
+
+
+def _is_comparable(total: float | None) -> bool:
+    return total is None or is_number(total)

@@ -34,7 +34,14 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.shared.core.command_line import run_program
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, given, require_at_least
+from python_jobs.shared.core.failures import (
+    DataRefused,
+    JobFailed,
+    WrongUse,
+    given,
+    require_above_zero,
+    require_at_least,
+)
 from python_jobs.shared.files.manifests import newest_or, require_version, taken, version_of
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
 from python_jobs.shared.postgres.csv import create_from_csv
@@ -71,6 +78,7 @@ class Parameters:
     def __post_init__(self) -> None:
         require_table_name(self.target)
         require_at_least(0, min_rows=self.min_rows)
+        require_above_zero(lock_seconds=self.lock_seconds)
         require_version(self.version, self.step)
         if {self.custodian is not None, self.loader is not None} != {self.step == "setup"}:
             raise WrongUse("custodian and loader belong to step setup, which needs both")

@@ -109,6 +109,7 @@ class Parameters(ProcessingTimeParameters):
             raise WrongUse(f"min_small_files is {self.min_small_files}; merging takes at least 2 files")
         if not 0 <= self.min_small_ratio <= 1:
             raise WrongUse(f"min_small_ratio is {self.min_small_ratio}; it is a share between 0 and 1")
+        require_at_least(0, target_file_mb=self.target_file_mb)
         if not 0 < self.small_file_mb <= self.target_file_mb:
             raise WrongUse(
                 f"small_file_mb is {self.small_file_mb} and target_file_mb {self.target_file_mb}; "

@@ -49,7 +49,13 @@ from python_jobs.ingestion.run_registry import Envelope, Run, RunRegistry
 from python_jobs.ingestion.trigger_events import PLACEHOLDERS, Event, Filter, digest, read_envelope
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.command_line import run_program
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import (
+    JobFailed,
+    NotReady,
+    WrongUse,
+    require_above_zero,
+    require_at_least,
+)
 from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy, classify
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.kafka.clients import passes
@@ -94,10 +100,7 @@ class Workload:
         limits = {"max_active_runs": self.max_active_runs, "attempts": self.attempts}
         require_at_least(1, **{f"{name} of workload {self.name}": limit for name, limit in limits.items()})
         require_at_least(0, **{f"retry_seconds of workload {self.name}": self.retry_seconds})
-        if not self.timeout_seconds > 0:
-            raise WrongUse(
-                f"timeout_seconds of workload {self.name} must be above 0, got {self.timeout_seconds:g}"
-            )
+        require_above_zero(**{f"timeout_seconds of workload {self.name}": self.timeout_seconds})
         for literal, name in _pieces(self.command or []):
             if name not in {"", *PLACEHOLDERS, *_OF_THE_RUN}:
                 raise WrongUse(

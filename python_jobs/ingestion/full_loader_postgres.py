@@ -35,7 +35,7 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.shared.core.command_line import run_program
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_above_zero
 from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
 from python_jobs.shared.postgres.csv import create_from_csv
@@ -86,6 +86,7 @@ class Parameters:
             raise WrongUse(f"max_shrink_percent must be between 0 and 100, got {self.max_shrink_percent}")
         if self.keep_versions < 2:
             raise WrongUse(f"keep_versions must be at least 2, got {self.keep_versions}")
+        require_above_zero(lock_seconds=self.lock_seconds)
         _ = self.version_name  # refuses what is no day
 
     @property

@@ -42,6 +42,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from pyarrow import fs  # type: ignore[import-untyped]
 
+from python_jobs.shared.core.numbers import is_number
 from python_jobs.shared.core.paths import is_uri
 from python_jobs.shared.files.readiness_names import CHANGES, MARKER, UPKEEP
 
@@ -108,6 +109,13 @@ def is_ready(**condition: Any) -> bool:
 
 def wait(condition: Condition, timeout_seconds: float, poll_seconds: float = 30) -> dict[str, Any] | None:
     """Check in the caller's thread until the data is ready or ``timeout_seconds`` are over; return as :func:`look`."""
+    if not (
+        is_number(timeout_seconds) and timeout_seconds >= 0 and is_number(poll_seconds) and poll_seconds > 0
+    ):
+        raise WrongCondition(
+            f"timeout_seconds must be 0 or more and poll_seconds above 0, both finite, got {timeout_seconds} and "
+            f"{poll_seconds}"
+        )
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_result(lambda found: found is None),
         wait=tenacity.wait_fixed(poll_seconds),

@@ -13,11 +13,19 @@
 {% macro _merger_newer(merger, batch, stored, known=none) %}
     {#-
         Whether the batch's row, or the change that its known value comes from, is newer than the stored row. Structs
-        compare field by field and take NULL for the least: a stored row without a sequence is the oldest.
+        compare field by field and take NULL for the least: a stored row without a sequence is the oldest, and so is one
+        whose sequence is NaN or infinite.
     -#}
+    {%- set known_order = [] -%}
+    {%- for name in merger.sequence -%}
+        {%- set quoted = lakehouse_patterns.quoted_name(name, stored) -%}
+        {%- do known_order.append(
+            lakehouse_patterns._finite_or_null_sql(quoted) if merger.types[name] in ['float', 'double'] else quoted
+        ) -%}
+    {%- endfor -%}
     {%- set row = 'struct(' ~ (lakehouse_patterns.quoted_names(merger.sequence, batch) | join(', ')) ~ ')' -%}
     {{ return(
-        (known or row) ~ ' > struct(' ~ (lakehouse_patterns.quoted_names(merger.sequence, stored) | join(', ')) ~ ')'
+        (known or row) ~ ' > struct(' ~ (known_order | join(', ')) ~ ')'
     ) }}
 {% endmacro %}
 

@@ -38,15 +38,15 @@
         'immutable versions are never dropped: leave keep_versions out'
     ) -%}
     {%- do lakehouse_patterns.require(
-        options.keep_versions is number and options.keep_versions >= 2,
+        options.keep_versions is integer and options.keep_versions >= 2,
         'keep_versions must be at least 2, the exposed one and a way back, got ' ~ options.keep_versions
     ) -%}
     {%- do lakehouse_patterns.require(
-        options.max_shrink_percent is number and 0 <= options.max_shrink_percent <= 100,
+        lakehouse_patterns._is_finite(options.max_shrink_percent) and 0 <= options.max_shrink_percent <= 100,
         'max_shrink_percent must be between 0 and 100, got ' ~ options.max_shrink_percent
     ) -%}
     {%- do lakehouse_patterns.require(
-        options.min_rows is number and options.min_rows >= 0,
+        lakehouse_patterns._is_finite(options.min_rows) and options.min_rows >= 0,
         'min_rows must be 0 or more, got ' ~ options.min_rows
     ) -%}
     {{ return(options) }}

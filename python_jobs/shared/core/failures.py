@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
+
+from python_jobs.shared.core.numbers import is_number
 
 Value = TypeVar("Value")
 
@@ -54,14 +57,29 @@ def present(value: Value | None, what: str) -> Value:
 
 
 def require_at_least(least: int, **numbers: float | None) -> None:
-    """Refuse parameters that are below the least value and name the first; None is no value.
+    """Refuse parameters that are below the least value or no finite number, and name the first; None is no value.
 
     Raises:
-        WrongUse: a parameter is below the least value.
+        WrongUse: a parameter is below the least value, NaN or infinite.
     """
     for name, value in numbers.items():
-        if value is not None and not value >= least:  # NaN is refused too
-            raise WrongUse(f"{name} must be {least} or more, got {value:g}")
+        if value is not None and not (is_number(value) and value >= least):
+            raise WrongUse(f"{name} must be {_finite(f'{least} or more', value)}, got {value:g}")
+
+
+def require_above_zero(**numbers: float) -> None:
+    """Refuse parameters that are 0, negative or no finite number, and name the first.
+
+    Raises:
+        WrongUse: a parameter is not above 0, NaN or infinite.
+    """
+    for name, value in numbers.items():
+        if not (is_number(value) and value > 0):
+            raise WrongUse(f"{name} must be {_finite('above 0', value)}, got {value:g}")
+
+
+def _finite(allowed: str, value: float) -> str:
+    return f"{allowed} and finite" if math.isinf(value) else allowed
 
 
 def root_cause(failure: Exception) -> str:

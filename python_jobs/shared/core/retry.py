@@ -43,6 +43,7 @@ from python_jobs.shared.core.failures import (
     present,
     require_at_least,
 )
+from python_jobs.shared.core.numbers import is_number
 
 Result = TypeVar("Result")
 
@@ -238,7 +239,7 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         require_at_least(1, attempts=self.attempts)
         # Written so that NaN, for which every comparison is false, is refused.
-        if not 0 <= self.base_seconds <= self.cap_seconds:
+        if not (is_number(self.base_seconds) and 0 <= self.base_seconds <= self.cap_seconds):
             raise WrongUse(
                 f"base_seconds is {self.base_seconds} and cap_seconds {self.cap_seconds}; "
                 "0 <= base_seconds <= cap_seconds is allowed"

@@ -32,6 +32,7 @@ _FILES = (
     "shared/columns.sql",
     "shared/incomplete_rows.sql",
     "shared/literals.sql",
+    "shared/numbers.sql",
     "shared/pattern_options.sql",
     "shared/schema_changes.sql",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +145,9 @@ def test_wrong_use_gives_one_sentence(counted: Queue) -> None:
     for changes, sentence in [
         ({"action": "discard", "where": "true"}, "action discard needs a reason"),
         ({"action": "discard", "reason": "x"}, "action discard needs where or older_than"),
-        ({"max_open": -1}, "max_open must not be below 0, got -1"),
+        ({"max_open": -1}, "max_open must be 0 or more, got -1"),
+        ({"max_age_hours": math.nan}, "max_age_hours must be 0 or more, got nan"),
+        ({"max_age_hours": math.inf}, "max_age_hours must be 0 or more and finite, got inf"),
         ({"older_than": "long"}, "'long' is no duration"),
     ]:
         with pytest.raises(WrongUse, match=sentence):

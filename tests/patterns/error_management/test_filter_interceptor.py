@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -316,6 +317,29 @@ def test_alarm_names_the_condition_with_the_largest_rise(
             (0.15, 0.9),
             (0.15, 0.85),
         }
+
+
+def test_counts_that_are_no_numbers_raise_the_alarm_and_are_no_baseline(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    """Of each story the runs in their order: rows read, rejected as null_type."""
+    sql = render("rejected_share_rises", statistics="odd_statistics", max_rise=0.2, baseline_runs=2)
+    for runs, is_alarm in [
+        ([(100.0, 10.0), (100.0, math.nan)], True),
+        ([(100.0, 10.0), (math.inf, 10.0)], True),
+        ([(math.nan, 10.0)], True),
+        ([(100.0, 10.0), (100.0, math.nan), (math.inf, 0.0), (100.0, 20.0)], False),
+        ([(100.0, 10.0), (100.0, math.nan), (100.0, 40.0)], True),
+        ([(100.0, math.inf), (100.0, 90.0)], False),
+    ]:
+        rows = [(str(day), dt.datetime(2024, 1, day, tzinfo=dt.UTC), 1, "null_type", rejected, read)
+                for day, (read, rejected) in enumerate(runs, 1)]  # fmt: skip
+        schema = (
+            "run_id string, run_at timestamp, position int, condition_name string, "
+            "rejected_rows double, input_rows double"
+        )
+        spark.createDataFrame(rows, schema).createOrReplaceTempView("odd_statistics")
+        assert [row.condition_name for row in spark.sql(sql).collect()] == ["null_type"] * is_alarm, runs
 
 
 SOURCES = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -503,6 +504,19 @@ def test_sql_flags_say_what_a_dropped_row_repeats(spark: SparkSession, render: M
             ("v2", "/a", None, None),
         ],
     )
+
+
+@pytest.mark.parametrize(("keep", "pages"), [("first", ["/1", "/nan"]), ("last", ["/2", "/nan"])])
+def test_sql_keeps_a_row_whose_order_is_no_number_only_for_want_of_others(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str, keep: str, pages: list[str]
+) -> None:
+    rows = [("v1", 1.0, "/1"), ("v1", 2.0, "/2"), ("v1", math.inf, "/inf"), ("v1", -math.inf, "/-inf"),
+            ("v1", math.nan, "/nan"), ("v2", math.nan, "/nan")]  # fmt: skip
+    kept = query(
+        spark, render, rows, "visit_id string, version double, page string",
+        key="visit_id", order_by="version", keep=keep,
+    )  # fmt: skip
+    assert sorted(row.page for row in kept.collect()) == pages
 
 
 def test_sql_keeps_the_same_row_in_whatever_order_rows_come(

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import itertools
 import json
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -335,6 +336,36 @@ def test_an_expired_source_empties_nothing_unless_its_marker_says_that_it_is_com
     views.run("expired", day, day, markers=str(tmp_path))
     assert of(views.rows(), day) == []
     assert len(views.rows()) == 6
+
+
+def test_totals_that_are_no_numbers_refuse_their_dates_and_are_no_baseline(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The first date is the one of a real sensor; `seconds` by date, before and in the source."""
+    seconds = {
+        "2024-03-01": ([60.0, 40.0], [math.nan, 40.0]),
+        "2024-03-02": ([60.0, 40.0], [math.inf, 40.0]),
+        "2024-03-03": ([math.nan, 40.0], [70.0, 40.0]),
+        "2024-03-04": ([], [math.nan]),
+        "2024-03-05": ([60.0, 40.0], [200.0, 40.0]),
+    }
+    views = Views(spark, tmp_path)
+    for table, place in ((views.target, 0), (views.source, 1)):
+        rows = [(dt.date.fromisoformat(day), value) for day, both in seconds.items() for value in both[place]]
+        views.append(rows, "event_date date, seconds double", table)
+    with pytest.raises(DataRefused) as refused:
+        views.run("nan", *WEEK, query="select event_date, seconds from {source}", totals=["seconds"])
+    for sentence in (
+        "2024-03-01: seconds sums up to nan, which is no number",
+        "2024-03-02: seconds sums up to inf, which is no number",
+        "2024-03-04: seconds sums up to nan, which is no number",
+        "2024-03-05: seconds sums up to 240.0 in place of 100.0",
+        "1 of 5 chunks are done",
+    ):
+        assert sentence in str(refused.value)
+    kept = [(day, value) for day in ("2024-03-01", "2024-03-02", "2024-03-05") for value in (60.0, 40.0)]
+    done = [("2024-03-03", 70.0), ("2024-03-03", 40.0)]
+    assert_rows(views.table().selectExpr("cast(event_date as string)", "seconds"), kept + done)
 
 
 def test_a_date_that_is_not_over_is_refused(views: Views) -> None:

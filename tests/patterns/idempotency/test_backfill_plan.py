@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 
 import pytest
 
@@ -130,6 +131,23 @@ OLD = Profile(10, totals={"views": 100.0}, nulls={"page": 1})
 )
 def test_rows_totals_and_nulls_are_compared_with_the_old_ones(new: Profile, expected: list[str]) -> None:
     assert deviations(OLD, new, 0.2) == expected
+
+
+@pytest.mark.parametrize("total", [math.nan, math.inf, -math.inf])
+def test_a_total_that_is_no_number_is_refused_and_compared_with_nothing(total: float) -> None:
+    new, old = (Profile(10, totals={"views": views}) for views in (100.0, total))
+    fault = [f"views sums up to {total}, which is no number"]
+    assert deviations(new, old, 0.2) == fault
+    assert deviations(old, old, 0.2) == fault
+    assert deviations(NO_ROWS, old, 0.2) == fault
+    assert deviations(old, new, 0.2) == []
+    assert deviations(old, Profile(13, totals={"views": 100.0}), 0.2) == ["13 rows in place of 10"]
+
+
+@pytest.mark.parametrize("bound", [math.nan, math.inf])
+def test_a_bound_that_is_no_number_lets_nothing_pass(bound: float) -> None:
+    assert deviations(Profile(10), Profile(10), bound) == ["10 rows in place of 10"]
+    assert missing_source(10, 10, None, bound) == "its source has 10 rows, the target 10: it may have expired"
 
 
 def test_a_date_without_old_rows_has_nothing_to_be_compared_with() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -469,6 +470,18 @@ def test_a_row_with_null_in_its_key_or_sequence_is_refused(merged: Callable[...,
         with pytest.raises(PySparkException, match=message):
             users.load([row])
     users.holds(("a", "basic", 1, False))
+
+
+def test_a_sequence_that_is_no_number_is_refused_and_a_stored_one_is_the_oldest(
+    merged: Callable[..., Merged],
+) -> None:
+    users = merged("id string, plan string, seq double", key=["id"], sequence=["seq"])
+    users.load([("a", "basic", 1.0), ("b", "basic", 1.0)])
+    for seq in (math.nan, math.inf, None):
+        with pytest.raises(PySparkException, match="row with NULL or NaN in seq; correct the source"):
+            users.merge(("a", "x", seq))
+    users.spark.sql(f"update {users.name} set seq = double('NaN') where id = 'a'")
+    users.merge(("a", "pro", 2.0), ("b", "old", 0.5)).holds(("a", "pro", 2.0), ("b", "basic", 1.0))
 
 
 def test_a_key_part_declared_nullable_is_merged(merged: Callable[..., Merged]) -> None:
