@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from python_jobs.idempotency.stateful_merger_postgres import Parameters, Run, run
@@ -116,6 +117,35 @@ def test_of_several_changes_of_a_key_in_a_file_the_newest_applies(database: Data
     letters.write("07", ["A;new;2;", "A;old;1;", "B;gone;2;true", "B;was;1;"], "id;value;at;is_deleted")
     letters.run("07", sequence=["at"])
     assert_rows(letters.rows(), [("A", "new", 2)])
+
+
+@pytest.mark.parametrize(
+    ("key", "failure"), [("A", psycopg.errors.CardinalityViolation), ("Z", psycopg.errors.UniqueViolation)]
+)
+def test_postgresql_alone_refuses_two_changes_of_a_key(
+    letters: Letters, key: str, failure: type[psycopg.Error]
+) -> None:
+    """The key A is stored, Z is not; this job reduces a file to the newest change of each key before its MERGE."""
+    letters.run("07")
+    with pytest.raises(failure):
+        letters.database.execute(
+            f"merge into letters as t using (values ('{key}', 'old'), ('{key}', 'new')) as s (id, value) "
+            "on t.id = s.id when matched then update set value = s.value "
+            "when not matched then insert (id, value) values (s.id, s.value)"
+        )
+    assert_rows(letters.rows(), AFTER["07"])
+
+
+def test_a_deleted_row_is_not_inserted_and_a_deleted_key_can_return(letters: Letters) -> None:
+    letters.write("07", ["A;1;true", "B;1;"])
+    letters.run("07")
+    assert_rows(letters.rows(), [("B", "1")])
+    letters.write("08", ["B;;true", "C;;true"])
+    letters.run("08")
+    assert_rows(letters.rows(), [])
+    letters.write("09", ["B;2;"])
+    letters.run("09")
+    assert_rows(letters.rows(), [("B", "2")])
 
 
 def test_without_deletions_the_file_has_the_table_s_columns(letters: Letters) -> None:
