@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from tests.support.dbt_project import DbtProject
 from tests.support.rows import assert_rows
@@ -45,17 +44,21 @@ SECOND = [
 
 
 class Lifetime:
-    """The table after the first batch, the second, and the second again."""
+    """The table's rows and its number of commits after the first batch, the second, and the second again."""
 
     def __init__(self, spark: SparkSession, project: DbtProject) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[list[Row]] = []
         self.commits: list[int] = []
         for batch in (FIRST, SECOND, SECOND):
             project.source("user_changes", spark.createDataFrame(batch, CHANGES))
             project.run("run")
-            self.rows.append({row.user_id: row for row in project.table("users").collect()})
+            self.rows.append(project.table("users").collect())
             self.commits.append(len(project.history("users")))
-        self.final = project.table("users").drop("user_key").collect()
+
+    def one_row(self, user_id: str, *, after: int) -> Row:
+        """Return the one row of a user after that many batches."""
+        (row,) = (row for row in self.rows[after - 1] if row.user_id == user_id)
+        return row
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +68,16 @@ def lifetime(spark: SparkSession, make_project: Callable[..., DbtProject]) -> Li
 
 
 def test_a_new_value_overwrites_and_the_surrogate_key_stays(lifetime: Lifetime) -> None:
-    before, after, _ = (rows["moves"] for rows in lifetime.rows)
+    before, after = lifetime.one_row("moves", after=1), lifetime.one_row("moves", after=2)
     assert (before.email, before.address) == ("old@x", "old street")
     assert (after.email, after.address, after.updated_at) == ("new@x", "new street", day(4))
     assert after.user_key == before.user_key
-    assert len({row.user_key for row in lifetime.rows[1].values()}) == 4
+    assert len({row.user_key for row in lifetime.rows[1]}) == 4
 
 
 def test_each_entity_is_one_row_with_its_newest_state(lifetime: Lifetime) -> None:
     assert_rows(
-        lifetime.final,
+        [(row.user_id, row.email, row.phone, row.address, row.updated_at) for row in lifetime.rows[1]],
         [
             ("moves", "new@x", None, "new street", day(4)),
             ("blank", "known@x", "1", None, day(4)),
@@ -85,25 +88,25 @@ def test_each_entity_is_one_row_with_its_newest_state(lifetime: Lifetime) -> Non
 
 
 def test_the_same_batch_again_commits_nothing(lifetime: Lifetime) -> None:
-    assert lifetime.rows[2] == lifetime.rows[1]
+    assert_rows(lifetime.rows[2], lifetime.rows[1])
     assert lifetime.commits == [1, 2, 2]
 
 
 def test_a_stale_update_is_ignored(lifetime: Lifetime) -> None:
-    assert lifetime.rows[1]["twice"] == lifetime.rows[0]["twice"]
+    assert lifetime.one_row("twice", after=2) == lifetime.one_row("twice", after=1)
 
 
 def test_of_two_updates_in_a_batch_the_newest_counts(lifetime: Lifetime) -> None:
-    assert lifetime.rows[0]["twice"].email == "2nd@x"
-    assert lifetime.rows[1]["unknown"].email == "last@x"
+    assert lifetime.one_row("twice", after=1).email == "2nd@x"
+    assert lifetime.one_row("unknown", after=2).email == "last@x"
 
 
 def test_a_blank_value_erases_only_where_that_is_meant(lifetime: Lifetime) -> None:
-    blank = lifetime.rows[1]["blank"]
+    blank = lifetime.one_row("blank", after=2)
     assert (blank.email, blank.phone) == ("known@x", "1"), "under keep_on_null"
     assert blank.address is None, "not under it"
 
 
 def test_an_unknown_entity_is_inserted_once(lifetime: Lifetime) -> None:
-    assert "unknown" not in lifetime.rows[0]
-    assert [row.user_id for row in lifetime.final].count("unknown") == 1
+    assert "unknown" not in [row.user_id for row in lifetime.rows[0]]
+    assert lifetime.one_row("unknown", after=2) == lifetime.one_row("unknown", after=3)
