@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pytest
 
 from tests.support.stories import FAILS, PASSES, DbtStories, Stories, Story
+from tests.support.waiting import eventually, polled
 
 STEPS: list[list[str]] = []
 
@@ -82,3 +84,20 @@ def test_two_stories_cannot_be_about_one_model() -> None:
     stories.about("users")(lambda project: iter(()))
     with pytest.raises(ValueError, match=r"shares \['users'\] with another story"):
         stories.about("users", "visits")(lambda project: iter(()))
+
+
+def test_a_reader_must_have_read_during_the_write() -> None:
+    written = threading.Event()
+
+    def read_slowly() -> int:
+        written.wait()
+        return 1
+
+    with pytest.raises(AssertionError, match="no read began and ended meanwhile"), polled(read_slowly):
+        threading.Timer(0.05, written.set).start()
+
+    reads: list[int] = []
+    with polled(lambda: reads.append(1)) as seen:
+        before = len(reads)
+        eventually(lambda: len(reads) > before + 2)
+    assert len(seen) > 2
