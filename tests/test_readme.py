@@ -1,4 +1,4 @@
-"""What the README shows works word for word."""
+"""The README's command works word for word; its dbt model runs in test_merger.py."""
 
 from __future__ import annotations
 
@@ -14,27 +14,6 @@ from tests.support.dbt_project import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tools import setup
-
-SOURCES = """
-sources: [{name: raw, schema: "{{ target.schema }}", tables: [{name: user_changes}]}]
-"""
-
-
-def test_the_dbt_snippet_merges_a_change_feed(spark, make_project):
-    model = snippet("README.md", "tests/test_readme.py::test_the_dbt_snippet_merges_a_change_feed")
-    project = make_project({"models/users.sql": model, "models/sources.yml": SOURCES})
-    columns = "id string, plan string, is_deleted boolean, changed_at int"
-    project.source(
-        "user_changes", spark.createDataFrame([("a", "free", False, 1), ("b", "free", False, 1)], columns)
-    )
-    project.run("run")
-    changes = [("a", "paid", False, 3), ("a", "free", False, 2), ("b", None, True, 2), ("c", None, True, 1)]
-    project.source("user_changes", spark.createDataFrame(changes, columns))
-    project.run("run")
-    assert_rows(
-        project.table("users").select("id", "plan", "is_deleted"),
-        [("a", "paid", False), ("b", None, True), ("c", None, True)],
-    )
 
 
 def test_the_profile_is_one_for_another_project(tmp_path, monkeypatch):

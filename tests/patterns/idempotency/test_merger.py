@@ -701,7 +701,7 @@ SOURCES = """
 sources:
   - name: raw
     schema: "{{ target.schema }}"
-    tables: [{name: device_changes}, {name: user_changes}, {name: plain_changes}]
+    tables: [{name: device_changes}, {name: user_changes}, {name: plain_changes}, {name: readme_changes}]
 """
 stories = DbtStories()
 USERS_MODEL = """
@@ -753,6 +753,23 @@ def test_the_devices_of_the_page(project: DbtProject) -> Story:
     arrive(first + second)
     project.run("run", "--select", "devices", "--full-refresh")
     assert_rows(project.table("devices"), expected, columns)
+
+
+@stories.about("readme_users")
+def test_the_model_of_the_readme(project: DbtProject) -> Story:
+    def arrive(*rows: tuple[Any, ...]) -> None:
+        schema = "id string, plan string, is_deleted boolean, changed_at int"
+        project.source("readme_changes", project.spark.createDataFrame(rows, schema))
+
+    arrive(("a", "free", False, 1), ("b", "free", False, 1))
+    yield PASSES
+    arrive(("a", "paid", False, 3), ("a", "free", False, 2), ("b", None, True, 2), ("c", None, True, 1))
+    yield PASSES
+    assert_rows(
+        project.table("readme_users"),
+        [("a", "paid", False), ("b", None, True), ("c", None, True)],
+        ["id", "plan", "is_deleted"],
+    )
 
 
 @stories.about("users")
@@ -956,7 +973,9 @@ def test_a_model_without_options_runs_the_sql_of_dbt_spark_alone(project: DbtPro
 def project(make_project: Callable[..., DbtProject]) -> DbtProject:
     """A project with the page's model, one that uses the other options, refused ones and plain ones."""
     devices, *_ = snippets(PAGE, f"{THIS}test_the_devices_of_the_page")
+    (readme,) = snippets("README.md", f"{THIS}test_the_model_of_the_readme")
     models = {"devices": devices, "users": USERS_MODEL}
+    models["readme_users"] = readme.replace("'user_changes'", "'readme_changes'")
     models |= {name: text for name, (text, _) in (REFUSED | REFUSED_LATER).items()}
     files = {f"models/{name}.sql": text for name, text in models.items()}
     return make_project({"models/sources.yml": SOURCES, **files, **PLAIN_MODELS})
