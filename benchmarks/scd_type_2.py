@@ -133,10 +133,12 @@ def against_mack(bench: Workbench, data: Users) -> Comparison:
         "is_deleted": None,
         "incomplete": {
             "relation": "user_versions",
-            "types": {},
+            "types": {"id": "bigint", "updated_at": "timestamp"} | dict.fromkeys(ATTRIBUTES, "string"),
+            "partitions": [],
             "key": ["id"],
             "nullable_key": [],
             "sequence": ["updated_at"],
+            "is_deleted": None,
             "on_null_key": "fail",
         },
     }

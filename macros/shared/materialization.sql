@@ -32,12 +32,8 @@
             existing is none or existing.is_view,
             this ~ ' is a table: rename or drop it, ' ~ materialization ~ ' makes a view of that name'
         ) -%}
-        {%- do lakehouse_patterns.require(
-            (config.get('on_schema_change') or 'ignore') in ['ignore', 'fail'],
-            "on_schema_change of materialized='" ~ materialization ~ "' must be one of ignore, fail, got '"
-            ~ config.get('on_schema_change') ~ "'"
-        ) -%}
     {%- endif -%}
+    {%- do lakehouse_patterns.schema_change_mode(exposes) -%}
     {{ return({
         'relation': this,
         'existing': existing,
@@ -65,11 +61,14 @@
 {% endmacro %}
 
 
-{% macro stage_batch(context, compiled_code) %}
+{% macro stage_batch(context, compiled_code, checks_contract=true) %}
+    {#- `checks_contract`: whether the table, of which a contract speaks, has the model's columns. -#}
     {%- call statement('create_batch_view') -%}
         {{ create_temporary_view(context.batch, compiled_code) }}
     {%- endcall -%}
-    {%- do lakehouse_patterns.require_contract(context.batch) -%}
+    {%- if checks_contract -%}
+        {%- do lakehouse_patterns.require_contract(context.batch) -%}
+    {%- endif -%}
     {%- do context.types.update(lakehouse_patterns.column_types(context.batch)) -%}
 {% endmacro %}
 

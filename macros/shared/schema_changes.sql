@@ -9,22 +9,31 @@
     `sync_all_columns` drops columns, which no materialization of ours does. A type never changes.
 -#}
 
-{% macro follow_schema(relation, stored, given, allowed=['ignore', 'fail', 'append_new_columns']) %}
-    {#-
-        Compares and, as the model's `on_schema_change` says, adds. Maps of names to types come in; the table's
-        columns and types, the new ones among them, come back.
-    -#}
+{% macro schema_change_mode(exposes='table') %}
+    {#- The model's `on_schema_change`, checked. A materialization that exposes a view writes whole tables. -#}
     {%- set mode = config.get('on_schema_change') or 'ignore' -%}
     {%- do lakehouse_patterns.require_one_of(
-        "on_schema_change of materialized='" ~ config.get('materialized') ~ "'", mode, allowed
+        "on_schema_change of materialized='" ~ config.get('materialized') ~ "'",
+        mode,
+        ['ignore', 'fail'] + (['append_new_columns'] if exposes == 'table' else [])
     ) -%}
+    {{ return(mode) }}
+{% endmacro %}
+
+
+{% macro follow_schema(relation, stored, given, structs={}) %}
+    {#-
+        Compares and, as the model's `on_schema_change` says, adds. Maps of names to types come in; the table's
+        columns and types, the new ones among them, come back. `structs`: {new column: path of a struct of the table that
+        gets it too}.
+    -#}
     {%- set differences = lakehouse_patterns.schema_differences(stored, given) -%}
-    {%- if mode != 'append_new_columns' -%}
+    {%- if lakehouse_patterns.schema_change_mode() != 'append_new_columns' -%}
         {%- do lakehouse_patterns.require_no_differences(relation, differences.all) -%}
         {{ return(stored) }}
     {%- endif -%}
     {%- do lakehouse_patterns.require_no_differences(relation, differences.changed) -%}
-    {{ return(lakehouse_patterns.add_columns(relation, stored, differences.added)) }}
+    {{ return(lakehouse_patterns.add_columns(relation, stored, differences.added, structs)) }}
 {% endmacro %}
 
 
@@ -69,13 +78,15 @@
 {% endmacro %}
 
 
-{% macro add_columns(relation, stored, added) %}
-    {#- Adds columns to a table and returns all that it has then. -#}
+{% macro add_columns(relation, stored, added, structs={}) %}
+    {#- Adds columns to a table, in one commit, and returns all that it has then. -#}
     {%- set types, definitions = {}, [] -%}
     {%- do types.update(stored) -%}
     {%- for name, type in added.items() -%}
         {%- do types.update({name: type}) -%}
-        {%- do definitions.append(lakehouse_patterns.quoted_name(name) ~ ' ' ~ type) -%}
+        {%- set definition = lakehouse_patterns.quoted_name(name) ~ ' ' ~ type -%}
+        {%- do definitions.append(definition) -%}
+        {%- do definitions.append(structs[name] ~ '.' ~ definition) if name in structs -%}
     {%- endfor -%}
     {%- if definitions -%}
         {%- do run_query('alter table ' ~ relation ~ ' add columns (' ~ (definitions | join(', ')) ~ ')') -%}
