@@ -153,7 +153,7 @@ MODELS = {
     "awap": f"{QUALITY}test_audit_write_audit_publish.py::test_a_day_that_runs_again_replaces_itself_alone",
     "data_overwrite": f"{IDEMPOTENCY}test_data_overwrite_sql.py::test_the_statement_replaces_alike_in_both_ansi_modes",
     "incremental": f"{IDEMPOTENCY}test_merger.py::test_the_devices_of_the_page",
-    "scd2": f"{DATA_VALUE}test_scd_type_2.py::test_a_batch_is_one_merge_and_a_rerun_none",
+    "scd2": f"{DATA_VALUE}test_scd_type_2.py::test_the_model_of_the_page_keeps_the_history_of_each_story",
     "table": MAIN_JOB,
     "snapshot": MAIN_JOB,
     "unit_tables": (

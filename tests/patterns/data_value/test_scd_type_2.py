@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -17,19 +16,16 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support.dbt_project import REPOSITORY, DbtProject
-from tests.support.killer import TableState, run_and_kill
+from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
+from tests.support.stories import FAILS, PASSES, DbtStories, Story
 
-SNIPPETS = "tests/patterns/data_value/test_scd_type_2.py::test_snippet_of_the_page"
-SOURCES = """
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: user_changes}, {name: visits}, {name: users}, {name: growing}, {name: bad_changes}]
-"""
+PAGE_TEST = (
+    "tests/patterns/data_value/test_scd_type_2.py::test_the_model_of_the_page_keeps_the_history_of_each_story"
+)
+stories = DbtStories("build")  # models and snapshots
 
 
 def day(number: int) -> dt.datetime:
@@ -147,32 +143,35 @@ def version(spark: SparkSession, path: str) -> int:
     return spark.sql(f"describe history delta.`{path}` limit 1").collect()[0].version
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 def test_any_split_and_order_of_the_changes_gives_one_history(
-    spark: SparkSession, render: MacroRenderer, tmp_path: Path, seed: int
+    spark: SparkSession, render: MacroRenderer, tmp_path: Path
 ) -> None:
-    feed = random_feed(seed, keys=80, changes_a_key=6)
+    feed = random_feed(1, keys=160, changes_a_key=6)
     create(spark, render, str(tmp_path / "whole"), feed)
     assert_rows(read(spark, str(tmp_path / "whole")).drop("changes"), expected_versions(feed))
 
-    random.Random(seed).shuffle(feed)
-    batches = [[], feed[:200], feed[150:300], feed[300:], feed[100:250]]  # overlapping, and one again
+    random.Random(1).shuffle(feed)
+    batches = [[], feed[:400], feed[300:600], feed[600:], feed[200:500]]  # overlapping, and one again
     create(spark, render, str(tmp_path / "split"), batches[0])
     for batch in batches[1:]:
         merge(spark, render, str(tmp_path / "split"), batch)
     assert_rows(read(spark, str(tmp_path / "split")), read(spark, str(tmp_path / "whole")))
 
 
-def test_what_the_table_knows_already_commits_nothing(
+def test_a_batch_that_is_known_empty_or_refused_commits_nothing(
     spark: SparkSession, render: MacroRenderer, tmp_path: Path
 ) -> None:
     feed, path = random_feed(3, keys=20, changes_a_key=4), str(tmp_path / "t")
+    good = ("new", 1, "basic", 1, 9, day(1), 1, False)
     create(spark, render, path, feed)
     merge(spark, render, path, feed[10:60])
     merge(spark, render, path, [])
+    with pytest.raises(Exception, match="the batch of user_versions has a change with NULL in tenant"):
+        merge(spark, render, path, [good, NULL_KEY])
     assert version(spark, path) == 0
-    merge(spark, render, path, [("new", 1, "basic", 1, 9, day(1), 1, False)])
+    merge(spark, render, path, [good])
     assert version(spark, path) == 1
+    assert read(spark, path).where("user_id = 'new'").count() == 1
 
 
 def test_both_ansi_modes_give_the_same_rows(
@@ -181,36 +180,6 @@ def test_both_ansi_modes_give_the_same_rows(
     feed, path = random_feed(4, keys=20, changes_a_key=5), str(tmp_path / "t")
     create(spark, render, path, feed[:50])
     merge(spark, render, path, feed[50:])
-    assert_rows(read(spark, path).drop("changes"), expected_versions(feed))
-
-
-@pytest.mark.kill
-def test_a_killed_merge_leaves_the_old_table_and_its_rerun_the_new_one(
-    spark: SparkSession, render: MacroRenderer, tmp_path: Path
-) -> None:
-    feed, path, batch = random_feed(5, keys=40, changes_a_key=5), str(tmp_path / "t"), str(tmp_path / "batch")
-    create(spark, render, path, feed[:100])
-    before = [tuple(row) for row in read(spark, path).collect()]
-    spark.createDataFrame(feed[100:], FEED).write.parquet(batch)
-    statement = tmp_path / "merge.sql"
-    statement.write_text(
-        render("_scd2_merge", history=HISTORY, batch=f"parquet.`{batch}`", target=f"delta.`{path}`")
-    )
-    state = run_and_kill(
-        [
-            sys.executable,
-            "-m",
-            "tests.patterns.data_value.run_sql",
-            str(statement),
-            str(tmp_path / "session"),
-        ],
-        path,
-        TableState.DATA_WITHOUT_LOG,
-        env={"PYTHONPATH": str(REPOSITORY)},
-    )
-    assert state is TableState.DATA_WITHOUT_LOG
-    assert_rows(read(spark, path), before)
-    spark.sql(statement.read_text())
     assert_rows(read(spark, path).drop("changes"), expected_versions(feed))
 
 
@@ -264,16 +233,6 @@ def test_a_change_without_key_or_time_is_refused(
     )
     with pytest.raises(Exception, match=sentence):
         spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
-
-
-def test_a_refused_batch_writes_nothing(spark: SparkSession, render: MacroRenderer, tmp_path: Path) -> None:
-    good, path = ("u2", 1, "basic", 1, 1, day(1), 1, False), str(tmp_path / "t")
-    create(spark, render, path, [])
-    with pytest.raises(Exception, match="the batch of user_versions has a change with NULL in tenant"):
-        merge(spark, render, path, [good, NULL_KEY])
-    assert version(spark, path) == 0
-    merge(spark, render, path, [good])
-    assert read(spark, path).count() == 1
 
 
 # ----------------------------------------------------------------------------
@@ -385,95 +344,59 @@ def story_rows(load_id: int) -> list[tuple[Any, ...]]:
     ]
 
 
-class Lifetime:
-    """The page's project after two batches, a rerun and a full refresh."""
+@stories.about("user_versions", "visits_with_plan", "user_snapshots")
+def test_the_model_of_the_page_keeps_the_history_of_each_story(project: DbtProject) -> Story:
+    def arrive(changes: list[tuple[Any, ...]]) -> None:
+        project.source("user_changes", project.spark.createDataFrame(changes, USER_CHANGES))
 
-    def __init__(self, spark: SparkSession, make_project: Callable[..., DbtProject]) -> None:
-        model, test, as_of, snapshot = snippets("docs/data_value.md", SNIPPETS)
-        self.project = make_project(
-            {
-                "models/user_versions.sql": model,
-                "models/user_versions.yml": test,
-                "models/visits_with_plan.sql": as_of,
-                "models/sources.yml": SOURCES,
-                "snapshots/user_snapshots.yml": snapshot,
-            }
-        )
-        self.project.source("visits", spark.createDataFrame(
-            [(1, "change", day(4)), (2, "change", day(5)), (3, "unknown", day(5)), (4, "returned", day(7))],
-            "visit_id int, user_id string, event_time timestamp",
-        ))  # fmt: skip
-        self.project.source("users", spark.createDataFrame(
-            [("u1", "basic", day(1)), ("u2", "basic", day(1))], "id string, plan string, updated_at timestamp"
-        ))  # fmt: skip
-        self.project.source("user_changes", spark.createDataFrame(story_rows(1), USER_CHANGES))
-        self.project.run("build")
-        self.first = self.project.table("user_versions").collect()
-        self.project.source("user_changes", spark.createDataFrame(story_rows(2), USER_CHANGES))  # only these
-        self.project.source("users", spark.createDataFrame(
-            [("u1", "premium", day(3))], "id string, plan string, updated_at timestamp"
-        ))  # fmt: skip
-        self.project.run("build")
-        self.second = self.project.table("user_versions").collect()
-        self.commits = len(self.project.history("user_versions"))
-        self.operation = self.project.history("user_versions")[0]["operation"]
-        self.visits = self.project.table("visits_with_plan").collect()
-        self.snapshots = self.project.table("user_snapshots").select(
-            "id", "plan", "dbt_valid_from", "dbt_valid_to"
-        )
-        self.project.run("run", "--select", "user_versions")
-        self.commits_after_rerun = len(self.project.history("user_versions"))
-        self.project.source(
-            "user_changes", spark.createDataFrame(story_rows(1) + story_rows(2), USER_CHANGES)
-        )
-        self.project.run("run", "--select", "user_versions", "--full-refresh")
-        self.refreshed = self.project.table("user_versions").collect()
+    def extract(*users: tuple[Any, ...]) -> None:
+        schema = "id string, plan string, updated_at timestamp"
+        project.source("users", project.spark.createDataFrame(users, schema))
 
-
-@pytest.fixture(scope="module")
-def lifetime(spark: SparkSession, make_project: Callable[..., DbtProject]) -> Lifetime:
-    return Lifetime(spark, make_project)
-
-
-@pytest.mark.parametrize("name", STORIES)
-def test_story(lifetime: Lifetime, name: str) -> None:
-    got = [
-        (row.plan, row.effective_from, row.effective_to, row.is_current, row.closed_by_delete)
-        for row in lifetime.second
-        if row.id == name
-    ]
-    expected = [
-        (plan, start and day(start), end and day(end), *flags)
-        for plan, start, end, *flags in STORIES[name][2]
-    ]
-    assert_rows(got, expected)
-
-
-def test_snippet_of_the_page(lifetime: Lifetime) -> None:
-    assert_rows(lifetime.visits, [(1, "basic"), (2, "premium"), (3, None), (4, None)])
-    stored = [row[:3] for row in lifetime.snapshots.collect()]
-    assert_rows(stored, [("u1", "basic", day(1)), ("u1", "premium", day(3)), ("u2", "basic", day(1))])
-
-
-def test_the_table_has_the_columns_of_the_entity_and_of_its_validity(lifetime: Lifetime) -> None:
-    assert list(lifetime.first[0].asDict()) == [
+    project.source("visits", project.spark.createDataFrame(
+        [(1, "change", day(4)), (2, "change", day(5)), (3, "unknown", day(5)), (4, "returned", day(7))],
+        "visit_id int, user_id string, event_time timestamp",
+    ))  # fmt: skip
+    arrive(story_rows(1))
+    extract(("u1", "basic", day(1)), ("u2", "basic", day(1)))
+    yield PASSES
+    versions = project.table("user_versions")
+    assert versions.columns == [
         "id", "login", "plan", "load_id",
         "effective_from", "effective_to", "is_current", "closed_by_delete", "changes",
     ]  # fmt: skip
 
+    arrive(story_rows(2))  # only these
+    extract(("u1", "premium", day(3)))
+    yield PASSES
+    versions = project.table("user_versions")
+    after_two_batches = versions.collect()
+    assert_rows(
+        versions.select("id", "plan", "effective_from", "effective_to", "is_current", "closed_by_delete"),
+        [
+            (name, plan, start and day(start), end and day(end), *flags)
+            for name, (*_, expected) in STORIES.items()
+            for plan, start, end, *flags in expected
+        ],
+    )
+    assert_rows(  # an untracked column follows the last change of the version
+        versions.where("id in ('unchanged', 'change')").select("id", "load_id"),
+        [("unchanged", 2), ("change", 1), ("change", 2)],
+    )
+    assert_rows(project.table("visits_with_plan"), [(1, "basic"), (2, "premium"), (3, None), (4, None)])
+    assert_rows(
+        project.table("user_snapshots").select("id", "plan", "dbt_valid_from"),
+        [("u1", "basic", day(1)), ("u1", "premium", day(3)), ("u2", "basic", day(1))],
+    )
+    operations = [commit["operation"] for commit in project.history("user_versions")]
+    assert (len(operations), operations[0]) == (2, "MERGE"), "a batch is one commit"
 
-def test_untracked_columns_follow_the_last_change_of_the_version(lifetime: Lifetime) -> None:
-    assert [row.load_id for row in lifetime.second if row.id == "unchanged"] == [2]
-    assert sorted(row.load_id for row in lifetime.second if row.id == "change") == [1, 2]
+    yield PASSES
+    assert len(project.history("user_versions")) == 2, "a rerun commits nothing"
 
-
-def test_a_batch_is_one_merge_and_a_rerun_none(lifetime: Lifetime) -> None:
-    assert (lifetime.commits, lifetime.operation) == (2, "MERGE")
-    assert lifetime.commits_after_rerun == 2
-
-
-def test_incremental_runs_equal_a_full_refresh(lifetime: Lifetime) -> None:
-    assert_rows(lifetime.refreshed, lifetime.second)
+    arrive(story_rows(1) + story_rows(2))
+    project.run("run", "--select", "user_versions", "--full-refresh")
+    assert_rows(project.table("user_versions"), after_two_batches)
 
 
 # ----------------------------------------------------------------------------
@@ -537,94 +460,115 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-def test_a_wrong_configuration_or_table_is_refused_in_one_sentence(
-    spark: SparkSession, make_project: Callable[..., DbtProject]
-) -> None:
-    project = make_project(
-        {
-            "models/sources.yml": SOURCES,
-            "models/accepted.sql": scd2_model(
-                "bad_changes", options="'changed_at': 'at', 'sequence': 'n', 'on_null_key': 'quarantine'"
-            ),
-        }
-        | {f"models/{name}.sql": scd2_model("bad_changes", **what) for name, (what, _) in REFUSED.items()}
-    )
-    rows = spark.createDataFrame([("u1", "basic", day(1), 1)], "id string, plan string, at timestamp, n int")
-    null_time = spark.createDataFrame([("u1", "basic", None, 1), ("u2", "basic", day(1), 1)], rows.schema)
-    project.source("bad_changes", rows.union(null_time))
+@stories.about(*REFUSED)
+def test_a_wrong_configuration_or_table_is_refused_in_one_sentence(project: DbtProject) -> Story:
+    rows = changes_without_time(project)
     project.source("foreign_table", rows)
-    errors = project.fails("run")
-    for _, sentence in REFUSED.values():
-        assert sentence in errors
-    assert [n for n, s in project.statuses().items() if s == "success"] == ["accepted"], errors
+    errors = yield FAILS
+    for name, (_, sentence) in REFUSED.items():
+        assert f"{name}: error" in errors
+        assert sentence in errors, name
+    assert_rows(project.table("foreign_table"), rows)
+    for name in REFUSED.keys() - {"foreign_table"}:
+        assert not project.spark.catalog.tableExists(f"{project.schema}.{name}")
+
+
+@stories.about("accepted")
+def test_a_change_without_time_is_quarantined_where_that_is_asked_for(project: DbtProject) -> Story:
+    changes_without_time(project)
+    yield PASSES
     assert_rows(project.table("accepted").select("id", "effective_from"), [("u1", day(1)), ("u2", day(1))])
     assert_rows(
         project.table("accepted__quarantine").select("error_class", "error_message", "copies"),
         [("NULL_KEY", "NULL in at", 1)],
     )
-    assert_rows(project.table("foreign_table"), rows)
-    for name in REFUSED.keys() - {"foreign_table"}:
-        assert not spark.catalog.tableExists(f"{project.schema}.{name}")
 
 
-def test_the_model_s_columns_may_change(spark: SparkSession, make_project: Callable[..., DbtProject]) -> None:
-    names = ["appending", "ignoring", "failing"]
-    modes = ["append_new_columns", "ignore", "fail"]
-    project = make_project(
-        {"models/sources.yml": SOURCES}
-        | {
-            f"models/{name}.sql": scd2_model("growing", config=f"on_schema_change='{mode}'")
-            for name, mode in zip(names, modes, strict=True)
-        }
-        | {
-            "models/untracking.sql": scd2_model(
-                "growing",
-                options="'changed_at': 'at', 'tracked_columns': ['plan']",
-                select="*, 1 as load_id",
-                config="on_schema_change='append_new_columns'",
-            )
-        }
-    )
+def changes_without_time(project: DbtProject) -> DataFrame:
+    """Fill the source of the models above: one of three changes has no time."""
+    rows = [("u1", "basic", day(1), 1), ("u1", "basic", None, 1), ("u2", "basic", day(1), 1)]
+    changes = project.spark.createDataFrame(rows, "id string, plan string, at timestamp, n int")
+    project.source("bad_changes", changes)
+    return changes
 
-    def feed(schema: str, *rows: tuple[Any, ...]) -> None:
-        project.source("growing", spark.createDataFrame(rows, schema))
 
-    feed("id string, plan string, at timestamp", ("u1", "basic", day(1)), ("u1", "premium", day(5)))
-    project.run("run")
+def feed(project: DbtProject, model: str, schema: str, *rows: tuple[Any, ...]) -> None:
+    """Replace the changes of one of the models below."""
+    project.source(f"{model}_changes", project.spark.createDataFrame(rows, schema))
 
-    feed("id string, plan string, seats int, at timestamp", ("u1", "premium", 3, day(7)))
-    errors = project.fails("run")
-    assert "on_schema_change is fail and the columns differ: new in the model ['seats']" in errors
-    assert project.statuses() == {
-        "appending": "success", "failing": "error", "ignoring": "success", "untracking": "success",
-    }  # fmt: skip
+
+# As their models first see it, and with a column more.
+NARROW, WIDE = "id string, plan string, at timestamp", "id string, plan string, seats int, at timestamp"
+TWO_PLANS = [("u1", "basic", day(1)), ("u1", "premium", day(5))]
+
+
+@stories.about("appending")
+def test_a_new_column_is_appended_and_one_that_is_gone_is_null(project: DbtProject) -> Story:
     columns = ["plan", "seats", "effective_from", "effective_to"]
-    appended = [
-        ("basic", None, day(1), day(5)),
-        ("premium", None, day(5), day(7)),
-        ("premium", 3, day(7), None),
-    ]
-    assert_rows(project.table("appending").select(columns), appended)
+    feed(project, "appending", NARROW, *TWO_PLANS)
+    yield PASSES
+    feed(project, "appending", WIDE, ("u1", "premium", 3, day(7)))
+    yield PASSES
+    before = [("basic", None, day(1), day(5)), ("premium", None, day(5), day(7))]
+    assert_rows(project.table("appending"), [*before, ("premium", 3, day(7), None)], columns)
+    feed(project, "appending", "id string, seats int, at timestamp", ("u1", 3, day(9)))
+    yield PASSES
     assert_rows(
-        project.table("untracking").select(columns),
+        project.table("appending"),
+        [*before, ("premium", 3, day(7), day(9)), (None, 3, day(9), None)],
+        columns,
+    )
+
+
+@stories.about("untracking")
+def test_a_new_column_that_is_not_tracked_opens_no_version(project: DbtProject) -> Story:
+    feed(project, "untracking", NARROW, *TWO_PLANS)
+    yield PASSES
+    feed(project, "untracking", WIDE, ("u1", "premium", 3, day(7)))
+    yield PASSES
+    assert_rows(
+        project.table("untracking"),
         [("basic", None, day(1), day(5)), ("premium", 3, day(5), None)],
-    )
-    assert_rows(
-        project.table("ignoring").select("plan", "effective_from"), [("basic", day(1)), ("premium", day(5))]
+        ["plan", "seats", "effective_from", "effective_to"],
     )
 
-    feed("id string, seats int, at timestamp", ("u1", 3, day(9)))
-    errors = project.fails("run", "--exclude", "untracking")
-    assert "the model no longer selects plan, which" in errors
-    assert_rows(
-        project.table("appending").select(columns),
-        [*appended[:2], ("premium", 3, day(7), day(9)), (None, 3, day(9), None)],
-    )
 
-    feed("id string, plan int, at timestamp", ("u1", 3, day(9)))
-    errors = project.fails("run", "--select", "ignoring")
+@stories.about("ignoring")
+def test_a_new_column_is_ignored_and_one_that_is_gone_refused(project: DbtProject) -> Story:
+    feed(project, "ignoring", NARROW, *TWO_PLANS)
+    yield PASSES
+    feed(project, "ignoring", WIDE, ("u1", "premium", 3, day(7)))
+    yield PASSES
+    versions = [("basic", day(1)), ("premium", day(5))]
+    assert_rows(project.table("ignoring"), versions, ["plan", "effective_from"])
+    feed(project, "ignoring", "id string, seats int, at timestamp", ("u1", 3, day(9)))
+    assert "the model no longer selects plan, which" in (yield FAILS)
+
+
+@stories.about("failing")
+def test_another_column_or_another_type_is_refused(project: DbtProject) -> Story:
+    feed(project, "failing", NARROW, *TWO_PLANS)
+    yield PASSES
+    feed(project, "failing", WIDE, ("u1", "premium", 3, day(7)))
+    errors = yield FAILS
+    assert "on_schema_change is fail and the columns differ: new in the model ['seats']" in errors
+    feed(project, "failing", "id string, plan int, at timestamp", ("u1", 3, day(9)))
+    errors = yield FAILS
     assert "column 'plan' is a string in" in errors
     assert "the model gives a int; change the model, or rebuild the table" in errors
+
+
+SCHEMA_CHANGES = {
+    "appending": scd2_model("appending_changes", config="on_schema_change='append_new_columns'"),
+    "ignoring": scd2_model("ignoring_changes", config="on_schema_change='ignore'"),
+    "failing": scd2_model("failing_changes", config="on_schema_change='fail'"),
+    "untracking": scd2_model(
+        "untracking_changes",
+        options="'changed_at': 'at', 'tracked_columns': ['plan']",
+        select="*, 1 as load_id",
+        config="on_schema_change='append_new_columns'",
+    ),
+}
 
 
 # ----------------------------------------------------------------------------
@@ -635,60 +579,61 @@ def test_the_model_s_columns_may_change(spark: SparkSession, make_project: Calla
 def snapshot(name: str, **config: Any) -> dict[str, Any]:
     return {
         "name": name,
-        "relation": "source('raw', 'users')",
+        "relation": "source('raw', 'extract')",
         "config": {"unique_key": "id", "hard_deletes": "invalidate", "updated_at": "updated_at"} | config,
     }
 
 
-def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
-    spark: SparkSession, make_project: Callable[..., DbtProject]
-) -> None:
-    timestamp, check = "lakehouse_patterns.timestamp", "lakehouse_patterns.check"
-    project = make_project(
-        {
-            "models/sources.yml": SOURCES,
-            "snapshots/snapshots.yml": yaml.safe_dump(
-                {
-                    "snapshots": [
-                        snapshot("by_time", strategy=timestamp),
-                        snapshot("by_value", strategy=check, check_cols=["plan"]),
-                        snapshot("by_time_and_value", strategy=timestamp, check_cols=["plan"]),
-                        snapshot("keeps_deleted", strategy=timestamp, hard_deletes="ignore"),
-                        snapshot("adds_deleted", strategy=check, check_cols="all", hard_deletes="new_record"),
-                        snapshot("by_clock", strategy=check, check_cols="all", updated_at=None),
-                        snapshot("by_nothing", strategy=check),
-                    ]
-                }
-            ),
-        }
+TIMESTAMP, CHECK = "lakehouse_patterns.timestamp", "lakehouse_patterns.check"
+SNAPSHOTS = [
+    snapshot("by_time", strategy=TIMESTAMP),
+    snapshot("by_value", strategy=CHECK, check_cols=["plan"]),
+    snapshot("by_time_and_value", strategy=TIMESTAMP, check_cols=["plan"]),
+    snapshot("keeps_deleted", strategy=TIMESTAMP, hard_deletes="ignore"),
+    snapshot("adds_deleted", strategy=CHECK, check_cols="all", hard_deletes="new_record"),
+    snapshot("by_clock", strategy=CHECK, check_cols="all", updated_at=None),
+    snapshot("by_nothing", strategy=CHECK),
+]
+
+
+def extract(project: DbtProject, *rows: tuple[Any, ...]) -> None:
+    """Replace the extract that all snapshots read."""
+    project.source(
+        "extract", project.spark.createDataFrame(rows, "id string, plan string, updated_at timestamp")
     )
 
-    def extract(*rows: tuple[Any, ...]) -> None:
-        project.source("users", spark.createDataFrame(rows, "id string, plan string, updated_at timestamp"))
 
-    extract(("u1", "basic", day(1)), ("u2", None, day(1)), ("u3", "trial", day(1)))
-    errors = project.fails("snapshot")
-    assert "hard_deletes must be 'invalidate', got 'ignore': a key that is gone from the extract" in errors
-    assert (
-        "hard_deletes must be 'invalidate', got 'new_record': dbt-spark writes its delete records" in errors
-    )
-    assert "a snapshot needs updated_at, the source's time of the change" in errors
-    assert "strategy lakehouse_patterns.check needs check_cols" in errors
-    names = ["by_time", "by_time_and_value", "by_value"]
-    assert sorted(n for n, status in project.statuses().items() if status == "success") == names
+@stories.about("keeps_deleted", "adds_deleted", "by_clock", "by_nothing")
+def test_snapshots_refuse_what_goes_wrong_silently(project: DbtProject) -> Story:
+    extract(project, ("u1", "basic", day(1)), ("u2", None, day(1)), ("u3", "trial", day(1)))
+    errors = yield FAILS
+    for sentence in (
+        "keeps_deleted: error",
+        "hard_deletes must be 'invalidate', got 'ignore': a key that is gone from the extract",
+        "adds_deleted: error",
+        "hard_deletes must be 'invalidate', got 'new_record': dbt-spark writes its delete records",
+        "by_clock: error",
+        "a snapshot needs updated_at, the source's time of the change",
+        "by_nothing: error",
+        "strategy lakehouse_patterns.check needs check_cols",
+    ):
+        assert sentence in errors
 
-    guarded = ("--select", *names)
-    extract((None, "basic", day(2)), ("u1", "premium", day(3)))
-    errors = project.fails("snapshot", *guarded)
-    assert errors.count("a row of the snapshot has NULL in its unique_key or updated_at") == 3
-    extract(("u1", "premium", None))
-    assert "a row of the snapshot has NULL in its unique_key or updated_at" in project.fails(
-        "snapshot", *guarded
-    )
 
-    extract(("u1", "premium", day(3)), ("u2", "basic", day(4)))
-    project.run("snapshot", *guarded)
-    for name in names:
+@stories.about("by_time", "by_value", "by_time_and_value")
+def test_snapshots_close_deleted_keys_and_refuse_incomplete_rows(project: DbtProject) -> Story:
+    extract(project, ("u1", "basic", day(1)), ("u2", None, day(1)), ("u3", "trial", day(1)))
+    yield PASSES
+
+    incomplete = "a row of the snapshot has NULL in its unique_key or updated_at"
+    extract(project, (None, "basic", day(2)), ("u1", "premium", day(3)))
+    assert (yield FAILS).count(incomplete) == 3
+    extract(project, ("u1", "premium", None))
+    assert (yield FAILS).count(incomplete) == 3
+
+    extract(project, ("u1", "premium", day(3)), ("u2", "basic", day(4)))
+    yield PASSES
+    for name in ("by_time", "by_value", "by_time_and_value"):
         versions = project.table(name)
         assert_rows(
             versions.where("id <> 'u3'").select("id", "plan", "dbt_valid_from", "dbt_valid_to"),
@@ -702,16 +647,37 @@ def test_snapshots_close_deleted_keys_and_refuse_what_goes_wrong_silently(
         assert versions.where("id = 'u3' and dbt_valid_to is not null").count() == 1
 
     # A later extract: u1 as before, u2 changed, each with a newer time.
-    extract(("u1", "premium", day(6)), ("u2", "trial", day(6)))
-    project.run("snapshot", "--select", "by_time", "by_time_and_value")
-    newer = {
-        name: [
-            (row.id, row.plan)
-            for row in project.table(name).where("dbt_valid_from = '2026-01-06'").orderBy("id").collect()
-        ]
-        for name in ("by_time", "by_time_and_value")
+    extract(project, ("u1", "premium", day(6)), ("u2", "trial", day(6)))
+    yield PASSES
+    newest = "dbt_valid_from = '2026-01-06'"
+    by_time = project.table("by_time").where(newest)
+    assert_rows(by_time, [("u1", "premium"), ("u2", "trial")], ["id", "plan"])
+    assert_rows(project.table("by_time_and_value").where(newest), [("u2", "trial")], ["id", "plan"])
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[..., DbtProject]) -> DbtProject:
+    """Return a project with the page's models and all those above."""
+    model, test, as_of, snapshots = snippets("docs/data_value.md", PAGE_TEST)
+    tables = ["user_changes", "visits", "users", "bad_changes", "extract"]
+    tables += [f"{name}_changes" for name in SCHEMA_CHANGES]
+    source = {"name": "raw", "schema": "{{ target.schema }}", "tables": [{"name": name} for name in tables]}
+    accepted = "'changed_at': 'at', 'sequence': 'n', 'on_null_key': 'quarantine'"
+    models = SCHEMA_CHANGES | {
+        "user_versions": model,
+        "visits_with_plan": as_of,
+        "accepted": scd2_model("bad_changes", options=accepted),
+        **{name: scd2_model("bad_changes", **what) for name, (what, _) in REFUSED.items()},
     }
-    assert newer == {"by_time": [("u1", "premium"), ("u2", "trial")], "by_time_and_value": [("u2", "trial")]}
+    return make_project(
+        {f"models/{name}.sql": text for name, text in models.items()}
+        | {
+            "models/user_versions.yml": test,
+            "models/sources.yml": yaml.safe_dump({"sources": [source]}),
+            "snapshots/user_snapshots.yml": snapshots,
+            "snapshots/snapshots.yml": yaml.safe_dump({"snapshots": SNAPSHOTS}),
+        }
+    )
 
 
 # ----------------------------------------------------------------------------
