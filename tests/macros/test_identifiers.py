@@ -105,6 +105,8 @@ MODELS = {
     "odd_units": "materialized='unit_tables', partition_by='UPPER'",
     "odd_merged": "materialized='incremental', incremental_strategy='merge', unique_key='order id', "
     "meta={'lakehouse_patterns': {'merger': {'sequence': 'upper', 'keep_on_null': 'SELECT'}}}",
+    "odd_history": "materialized='scd2', unique_key='order id', "
+    "meta={'lakehouse_patterns': {'scd2': {'changed_at': 'upper', 'tracked_columns': 'SELECT'}}}",
 }
 
 
@@ -123,6 +125,9 @@ def test_a_materialization_quotes_names_and_finds_them_in_any_case(
     with environment(LOGICAL_DATE="2026-01-05"):
         project.run("run")
         project.run("run", "--exclude", "odd_units")
-    for name in MODELS:
+    assert_rows(
+        project.table("odd_history").selectExpr("`Order Id`", "`select`", "string(effective_from)"), WHOLE
+    )
+    for name in MODELS.keys() - {"odd_history"}:
         assert project.table(name).columns == list(TYPES)
         assert_rows(project.table(name).selectExpr("`Order Id`", "`select`", "string(UPPER)"), WHOLE)

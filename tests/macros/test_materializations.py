@@ -22,6 +22,8 @@ select id, amount, day from {{ source('raw', 'landed') }}
 where day = date'{{ lakehouse_patterns.logical_date() }}'
 """
 WHERE = {"lakehouse_patterns": {"data_overwrite": {"where": "day = date'{logical_date}'"}}}
+# The time of a change is the day; a history has the columns of TYPES and its own.
+CHANGES = DAILY.replace("day from", "day, day as changed_on from")
 MERGED = {
     "materialized": "incremental",
     "incremental_strategy": "merge",
@@ -34,12 +36,29 @@ BASES: dict[str, dict[str, Any]] = {
     "versioned_table": {"materialized": "versioned_table"},
     "unit_tables": {"materialized": "unit_tables"},
     "merger": MERGED,
+    "scd2": {
+        "materialized": "scd2",
+        "unique_key": "id",
+        "meta": {"lakehouse_patterns": {"scd2": {"changed_at": "changed_on"}}},
+    },
 }
+QUERIES = dict.fromkeys(BASES, DAILY) | {"scd2": CHANGES}
 STORED = {
     "data_overwrite": "{}",
     "versioned_table": "{}_20260105",
     "unit_tables": "{}_2026_01",
     "merger": "{}",
+    "scd2": "{}",
+}
+TYPES = {"id": "int", "amount": "int", "day": "date"}
+OWN = {
+    "scd2": {
+        "effective_from": "date",
+        "effective_to": "date",
+        "is_current": "boolean",
+        "closed_by_delete": "boolean",
+        "changes": "array<struct<changed_at: date, is_deleted: boolean>>",
+    }
 }
 DESCRIPTION = "It's the \\ of a day, one row a `id`."
 COMMENTS = {"id": "The customer's key", "amount": "100 \\ %", "day": None}
@@ -51,7 +70,7 @@ HONOURED: dict[str, Any] = {
     "post_hook": "create or replace temporary view hooked_{{ this.identifier }} as select 1 as one",
 }
 # Not these: a unit that an operation makes would lack the constraints of a contract.
-WITH_CONTRACT = ("data_overwrite", "versioned_table", "merger")
+WITH_CONTRACT = ("data_overwrite", "versioned_table", "merger", "scd2")
 REFUSED = {
     "data_overwrite": {
         "incremental_predicates": ["true"],
@@ -72,6 +91,12 @@ REFUSED = {
         "contract": {"enforced": True},
         "on_schema_change": "append_new_columns",
         "full_refresh": True,
+    },
+    "scd2": {
+        "incremental_predicates": ["true"],
+        "incremental_strategy": "merge",
+        "merge_update_columns": ["amount"],
+        "on_schema_change": "sync_all_columns",
     },
 }
 REFUSALS = [(name, config) for name, configs in REFUSED.items() for config in configs]
@@ -98,10 +123,10 @@ def properties(names: dict[str, bool]) -> str:
                         {
                             "name": column,
                             "data_type": data_type,
-                            "description": COMMENTS[column] or "",
+                            "description": COMMENTS.get(column) or "",
                             "constraints": [{"type": "not_null"}] if contract and column == "id" else [],
                         }
-                        for column, data_type in (("id", "int"), ("amount", "int"), ("day", "date"))
+                        for column, data_type in (TYPES | OWN.get(name, {})).items()
                     ],
                 }
                 for name, contract in names.items()
@@ -155,13 +180,15 @@ def kernel(make_project: Callable[..., DbtProject]) -> Kernel:
     """All honoured configs in one model a materialization, run for DAY_1 and again; refused ones in a model each."""
     files = {"models/sources.yml": SOURCES}
     for name, base in BASES.items():
-        files[f"models/{name}.sql"] = model(DAILY, **base, **HONOURED)
-        files[f"models/fresh_{name}.sql"] = model(DAILY, **base)
+        files[f"models/{name}.sql"] = model(QUERIES[name], **base, **HONOURED)
+        files[f"models/fresh_{name}.sql"] = model(QUERIES[name], **base)
     for name, config in REFUSALS:
         files[f"models/refused/{name}_{config}.sql"] = model(
-            DAILY, **BASES[name] | {config: REFUSED[name][config]}
+            QUERIES[name], **BASES[name] | {config: REFUSED[name][config]}
         )
-        files[f"models/refused/granted_{name}.sql"] = model(DAILY, **BASES[name], grants={"select": ["ada"]})
+        files[f"models/refused/granted_{name}.sql"] = model(
+            QUERIES[name], **BASES[name], grants={"select": ["ada"]}
+        )
     files["models/described.sql"] = model(
         "select * from {{ lakehouse_patterns.time_travel(ref('data_overwrite'), version=0) }}",
         materialized="view",
@@ -177,7 +204,7 @@ def kernel(make_project: Callable[..., DbtProject]) -> Kernel:
 @pytest.mark.parametrize("name", BASES)
 def test_descriptions_partitions_properties_and_hooks_are_honoured(kernel: Kernel, name: str) -> None:
     assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
-    assert kernel.comments(name) == COMMENTS | {"": DESCRIPTION}
+    assert kernel.comments(name) == COMMENTS | dict.fromkeys(OWN.get(name, ())) | {"": DESCRIPTION}
     stored = f"{kernel.project.schema}.{STORED[name].format(name)}"
     detail = kernel.spark.sql(f"describe detail {stored}").collect()[0]
     assert detail.partitionColumns == ["day"]
@@ -191,14 +218,17 @@ def test_constraints_of_a_contract_are_the_table_s(kernel: Kernel, name: str) ->
     detail = kernel.spark.sql(f"describe detail {stored}").collect()[0]
     assert detail.properties["delta.constraints.positive"] == "amount >= 0"
     with pytest.raises(Exception, match="DELTA_VIOLATE_CONSTRAINT"):
-        kernel.spark.sql(f"insert into {stored} values (null, 1, date'{DAY_1}')")
+        kernel.spark.sql(f"insert into {stored} (id, amount, day) values (null, 1, date'{DAY_1}')")
 
 
 def test_a_rerun_that_changes_no_description_commits_none(kernel: Kernel) -> None:
-    kernel.run(DAY_1, "--select", "data_overwrite", "merger")
+    history = kernel.operations("scd2")
+    kernel.run(DAY_1, "--select", "data_overwrite", "merger", "scd2")
+    assert kernel.operations("scd2") == history
     assert kernel.operations("data_overwrite")[-1] == "WRITE"
     assert kernel.commented("data_overwrite") == 1
     assert kernel.commented("merger") == 1
+    assert kernel.commented("scd2") == 1
     kernel.spark.sql(
         f"alter table {kernel.project.schema}.merger alter column amount comment 'changed by hand'"
     )
@@ -250,9 +280,8 @@ def test_empty_never_changes_published_rows(kernel: Kernel) -> None:
         assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
         assert kernel.operations(STORED[name].format(name)) == commits[name]
         assert kernel.rows(f"fresh_{name}") == []
-    assert "--empty would replace the rows of" in kernel.fails(
-        DAY_1, "--empty", "--full-refresh", "--select", "merger"
-    )
+    refused = kernel.fails(DAY_1, "--empty", "--full-refresh", "--select", "merger", "scd2")
+    assert refused.count("--empty would replace the rows of") == 2
     kernel.run(DAY_1, "--select", *(f"fresh_{name}" for name in BASES))
     for name in BASES:
         assert_rows(kernel.rows(f"fresh_{name}"), [(1, 10, DAY_1), (2, 20, DAY_1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,9 +17,11 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import REPOSITORY, DbtProject
+from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
+from tests.support.session import setting
 from tests.support.snippets import snippets
 from tests.support.stories import FAILS, PASSES, DbtStories, Story
 
@@ -36,10 +39,11 @@ def day(number: int) -> dt.datetime:
 # The history as a function of the changes, against plain Python
 # ----------------------------------------------------------------------------
 
+# `position` and `starts_at` are names that helper columns of the SQL could have.
 HISTORY = {
     "key": {"user_id": "string", "tenant": "int"},
-    "tracked": {"plan": "string", "seats": "int"},
-    "untracked": {"load_id": "bigint"},
+    "tracked": {"plan": "string", "position": "int"},
+    "untracked": {"starts_at": "bigint"},
     "absent": [],
     "changed_at": "changed_at",
     "changed_at_type": "timestamp",
@@ -48,15 +52,20 @@ HISTORY = {
     "is_deleted": "is_deleted",
     "incomplete": {
         "relation": "user_versions",
-        "types": {"user_id": "string", "tenant": "int", "changed_at": "timestamp"},
+        "types": dict.fromkeys(
+            ["user_id", "tenant", "plan", "position", "starts_at", "changed_at", "sequence", "is_deleted"],
+            "any",
+        ),
+        "partitions": [],
         "key": ["user_id", "tenant"],
         "nullable_key": [],
         "sequence": ["changed_at"],
+        "is_deleted": "is_deleted",
         "on_null_key": "fail",
     },
 }
 FEED = (
-    "user_id string, tenant int, plan string, seats int, load_id bigint, "
+    "user_id string, tenant int, plan string, position int, starts_at bigint, "
     "changed_at timestamp, sequence bigint, is_deleted boolean"
 )
 
@@ -87,7 +96,7 @@ def expected_versions(feed: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         own = [change for change in feed if change[:2] == key]
         history: list[dict[str, Any]] = []
         for today in sorted({change[5] for change in own}):
-            _, _, plan, seats, load_id, _, _, is_deleted = max(
+            _, _, plan, position, starts_at, _, _, is_deleted = max(
                 (change for change in own if change[5] == today), key=_precedence
             )
             alive = history[-1] if history and history[-1]["end"] is None else None
@@ -95,24 +104,24 @@ def expected_versions(feed: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
                 alive |= {"end": today, "deleted": True}
             elif is_deleted and not history:
                 history.append(
-                    {"state": (None, None), "load_id": None, "start": None, "end": today, "deleted": True}
+                    {"state": (None, None), "starts_at": None, "start": None, "end": today, "deleted": True}
                 )
-            elif not is_deleted and alive and alive["state"] == (plan, seats):
-                alive["load_id"] = load_id
+            elif not is_deleted and alive and alive["state"] == (plan, position):
+                alive["starts_at"] = starts_at
             elif not is_deleted:
                 if alive:
                     alive["end"] = today
                 history.append(
                     {
-                        "state": (plan, seats),
-                        "load_id": load_id,
+                        "state": (plan, position),
+                        "starts_at": starts_at,
                         "start": today,
                         "end": None,
                         "deleted": False,
                     }
                 )
         rows += [
-            (*key, *v["state"], v["load_id"], v["start"], v["end"], v["end"] is None, v["deleted"])
+            (*key, *v["state"], v["starts_at"], v["start"], v["end"], v["end"] is None, v["deleted"])
             for v in history
         ]
     return rows
@@ -120,9 +129,9 @@ def expected_versions(feed: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 def _precedence(change: tuple[Any, ...]) -> tuple[Any, ...]:
     """Sequence, then deletions, then attributes; NULL comes first."""
-    _, _, plan, seats, load_id, _, sequence, is_deleted = change
-    attributes = (None, None) if is_deleted else (plan, seats)
-    return tuple((v is not None, v) for v in (sequence, is_deleted, *attributes, load_id))
+    _, _, plan, position, starts_at, _, sequence, is_deleted = change
+    attributes = (None, None) if is_deleted else (plan, position)
+    return tuple((v is not None, v) for v in (sequence, is_deleted, *attributes, starts_at))
 
 
 def merge(spark: SparkSession, render: MacroRenderer, path: str, batch: list[tuple[Any, ...]]) -> None:
@@ -146,15 +155,16 @@ def version(spark: SparkSession, path: str) -> int:
 def test_any_split_and_order_of_the_changes_gives_one_history(
     spark: SparkSession, render: MacroRenderer, tmp_path: Path
 ) -> None:
+    """With the whole feed in Spark's own ANSI mode, and its batches in dbt-spark's."""
     feed = random_feed(1, keys=160, changes_a_key=6)
     create(spark, render, str(tmp_path / "whole"), feed)
     assert_rows(read(spark, str(tmp_path / "whole")).drop("changes"), expected_versions(feed))
 
     random.Random(1).shuffle(feed)
-    batches = [[], feed[:400], feed[300:600], feed[600:], feed[200:500]]  # overlapping, and one again
-    create(spark, render, str(tmp_path / "split"), batches[0])
-    for batch in batches[1:]:
-        merge(spark, render, str(tmp_path / "split"), batch)
+    with setting(spark, "spark.sql.ansi.enabled", "false"):
+        create(spark, render, str(tmp_path / "split"), feed[:400])
+        for batch in (feed[300:600], feed[600:], feed[200:500]):  # overlapping, and changes that are known
+            merge(spark, render, str(tmp_path / "split"), batch)
     assert_rows(read(spark, str(tmp_path / "split")), read(spark, str(tmp_path / "whole")))
 
 
@@ -174,12 +184,33 @@ def test_a_batch_that_is_known_empty_or_refused_commits_nothing(
     assert read(spark, path).where("user_id = 'new'").count() == 1
 
 
-def test_both_ansi_modes_give_the_same_rows(
-    spark: SparkSession, render: MacroRenderer, tmp_path: Path, ansi_modes: str
+@pytest.mark.kill
+def test_a_killed_merge_leaves_the_old_table_and_its_rerun_the_new_one(
+    spark: SparkSession, render: MacroRenderer, tmp_path: Path
 ) -> None:
-    feed, path = random_feed(4, keys=20, changes_a_key=5), str(tmp_path / "t")
-    create(spark, render, path, feed[:50])
-    merge(spark, render, path, feed[50:])
+    feed, path, batch = random_feed(5, keys=40, changes_a_key=5), str(tmp_path / "t"), str(tmp_path / "batch")
+    create(spark, render, path, feed[:100])
+    before = [tuple(row) for row in read(spark, path).collect()]
+    spark.createDataFrame(feed[100:], FEED).write.parquet(batch)
+    statement = tmp_path / "merge.sql"
+    statement.write_text(
+        render("_scd2_merge", history=HISTORY, batch=f"parquet.`{batch}`", target=f"delta.`{path}`")
+    )
+    state = run_and_kill(
+        [
+            sys.executable,
+            "-m",
+            "tests.patterns.data_value.run_sql",
+            str(statement),
+            str(tmp_path / "session"),
+        ],
+        path,
+        TableState.DATA_WITHOUT_LOG,
+        env={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert state is TableState.DATA_WITHOUT_LOG
+    assert_rows(read(spark, path), before)
+    spark.sql(statement.read_text())
     assert_rows(read(spark, path).drop("changes"), expected_versions(feed))
 
 
@@ -223,16 +254,14 @@ NULL_KEY = ("u1", None, "basic", 1, 1, day(1), 1, False)
 NO_TIME = ("u1", 1, "basic", 1, 1, None, 1, False)
 
 
-@pytest.mark.parametrize(("change", "columns"), [(NULL_KEY, "tenant"), (NO_TIME, "changed_at")])
-def test_a_change_without_key_or_time_is_refused(
-    spark: SparkSession, render: MacroRenderer, ansi_modes: str, change: tuple[Any, ...], columns: str
-) -> None:
-    spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
-    sentence = (
-        f"the batch of user_versions has a change with NULL in {columns}; correct the source, or set such"
-    )
-    with pytest.raises(Exception, match=sentence):
-        spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
+def test_a_change_without_key_or_time_is_refused(spark: SparkSession, render: MacroRenderer) -> None:
+    for change, column in ((NULL_KEY, "tenant"), (NO_TIME, "changed_at")):
+        spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
+        sentence = (
+            f"the batch of user_versions has a change with NULL in {column}; correct the source, or set such"
+        )
+        with pytest.raises(Exception, match=sentence):
+            spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
 
 
 # ----------------------------------------------------------------------------
@@ -438,8 +467,8 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "is_deleted must be a boolean, 'plan' is a string",
     ),
     "own_name": (
-        {"select": "*, true as is_current"},
-        "the model's column 'is_current' has a name that materialized='scd2' gives to a column of its own",
+        {"select": "*, true as Is_Current"},
+        "the model's column 'Is_Current' has a name that materialized='scd2' gives to a column of its own",
     ),
     "nothing_to_track": (
         {"select": "id, at"},
@@ -448,6 +477,14 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "null_key_policy": (
         {"options": "'changed_at': 'at', 'on_null_key': 'ignore'"},
         "on_null_key must be one of fail, quarantine, got 'ignore'",
+    ),
+    "two_sequences": (
+        {"options": "'changed_at': 'at', 'sequence': ['n', 'id']"},
+        "sequence of meta.lakehouse_patterns.scd2 must be the name of one column, got ['n', 'id']",
+    ),
+    "map_column": (
+        {"select": "*, map('a', 1) as features"},
+        "materialized='scd2' can't compare 'features', which is a map<string,int>: select it as text",
     ),
     "null_time": (
         {},
@@ -497,39 +534,35 @@ def feed(project: DbtProject, model: str, schema: str, *rows: tuple[Any, ...]) -
     project.source(f"{model}_changes", project.spark.createDataFrame(rows, schema))
 
 
-# As their models first see it, and with a column more.
-NARROW, WIDE = "id string, plan string, at timestamp", "id string, plan string, seats int, at timestamp"
+NARROW = "id string, plan string, at timestamp"
 TWO_PLANS = [("u1", "basic", day(1)), ("u1", "premium", day(5))]
 
 
 @stories.about("appending")
 def test_a_new_column_is_appended_and_one_that_is_gone_is_null(project: DbtProject) -> Story:
-    columns = ["plan", "seats", "effective_from", "effective_to"]
     feed(project, "appending", NARROW, *TWO_PLANS)
     yield PASSES
-    feed(project, "appending", WIDE, ("u1", "premium", 3, day(7)))
-    yield PASSES
-    before = [("basic", None, day(1), day(5)), ("premium", None, day(5), day(7))]
-    assert_rows(project.table("appending"), [*before, ("premium", 3, day(7), None)], columns)
-    feed(project, "appending", "id string, seats int, at timestamp", ("u1", 3, day(9)))
+    feed(project, "appending", "id string, seats int, at timestamp", ("u1", 3, day(7)))
     yield PASSES
     assert_rows(
         project.table("appending"),
-        [*before, ("premium", 3, day(7), day(9)), (None, 3, day(9), None)],
-        columns,
+        [("basic", None, day(1), day(5)), ("premium", None, day(5), day(7)), (None, 3, day(7), None)],
+        ["plan", "seats", "effective_from", "effective_to"],
     )
 
 
 @stories.about("untracking")
 def test_a_new_column_that_is_not_tracked_opens_no_version(project: DbtProject) -> Story:
-    feed(project, "untracking", NARROW, *TWO_PLANS)
+    """And neither does one that is gone: of the last change of the version it is NULL."""
+    with_old = [(*change, number) for number, change in enumerate(TWO_PLANS)]
+    feed(project, "untracking", f"{NARROW}, old int", *with_old)
     yield PASSES
-    feed(project, "untracking", WIDE, ("u1", "premium", 3, day(7)))
+    feed(project, "untracking", f"{NARROW}, seats int", ("u1", "premium", day(7), 3))
     yield PASSES
     assert_rows(
         project.table("untracking"),
-        [("basic", None, day(1), day(5)), ("premium", 3, day(5), None)],
-        ["plan", "seats", "effective_from", "effective_to"],
+        [("basic", 0, None, day(1), day(5)), ("premium", None, 3, day(5), None)],
+        ["plan", "old", "seats", "effective_from", "effective_to"],
     )
 
 
@@ -537,25 +570,23 @@ def test_a_new_column_that_is_not_tracked_opens_no_version(project: DbtProject) 
 def test_a_new_column_is_ignored_and_one_that_is_gone_refused(project: DbtProject) -> Story:
     feed(project, "ignoring", NARROW, *TWO_PLANS)
     yield PASSES
-    feed(project, "ignoring", WIDE, ("u1", "premium", 3, day(7)))
+    feed(project, "ignoring", f"{NARROW}, seats int", ("u1", "premium", day(7), 3))
     yield PASSES
     versions = [("basic", day(1)), ("premium", day(5))]
     assert_rows(project.table("ignoring"), versions, ["plan", "effective_from"])
     feed(project, "ignoring", "id string, seats int, at timestamp", ("u1", 3, day(9)))
-    assert "the model no longer selects plan, which" in (yield FAILS)
+    assert "have no column plan; select the table's columns" in (yield FAILS)
 
 
 @stories.about("failing")
 def test_another_column_or_another_type_is_refused(project: DbtProject) -> Story:
     feed(project, "failing", NARROW, *TWO_PLANS)
     yield PASSES
-    feed(project, "failing", WIDE, ("u1", "premium", 3, day(7)))
+    feed(project, "failing", "id string, plan int, seats int, at timestamp", ("u1", 3, 3, day(7)))
     errors = yield FAILS
-    assert "on_schema_change is fail and the columns differ: new in the model ['seats']" in errors
-    feed(project, "failing", "id string, plan int, at timestamp", ("u1", 3, day(9)))
-    errors = yield FAILS
-    assert "column 'plan' is a string in" in errors
-    assert "the model gives a int; change the model, or rebuild the table" in errors
+    assert "have plan as int in place of string, seats, which the table lacks" in errors
+    versions = [("basic", day(1)), ("premium", day(5))]
+    assert_rows(project.table("failing"), versions, ["plan", "effective_from"])
 
 
 SCHEMA_CHANGES = {
