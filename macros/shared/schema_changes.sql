@@ -27,8 +27,9 @@
         columns and types, the new ones among them, come back. `structs`: {new column: path of a struct of the table that
         gets it too}.
     -#}
+    {%- set mode = lakehouse_patterns.schema_change_mode() -%}
     {%- set differences = lakehouse_patterns.schema_differences(stored, given) -%}
-    {%- if lakehouse_patterns.schema_change_mode() != 'append_new_columns' -%}
+    {%- if mode != 'append_new_columns' -%}
         {%- do lakehouse_patterns.require_no_differences(relation, differences.all) -%}
         {{ return(stored) }}
     {%- endif -%}
