@@ -1,7 +1,14 @@
 {#-
     dbt's own snapshot strategies behind checks: `strategy: lakehouse_patterns.timestamp` (or `.check`).
-    What the checks refuse goes wrong silently in a snapshot on Delta; each message says how. With `check_cols` the
-    timestamp strategy adds a version only when the time is newer and one of these columns differs.
+    What dbt's snapshots do wrong on Spark is refused, or repaired where a right answer is known:
+
+    - A version begins at `updated_at`, or at the run's start when that is not after the beginning or the end of the key's
+      last version: a deleted row that returns, and values that changed under an old time. dbt would lose the row, make
+      versions overlap, or fail.
+    - With a list of keys dbt-spark adds helper columns to the table and fails at the second run.
+    - `--empty` reads no row of the source, and dbt would close all versions.
+
+    With `check_cols` the timestamp strategy adds a version only when the time is newer and one of these columns differs.
 -#}
 
 {% macro snapshot_timestamp_strategy(node, snapshotted_rel, current_rel, model_config, target_exists) %}
@@ -15,7 +22,9 @@
     {%- set strategy = dbt.snapshot_timestamp_strategy(
         node, snapshotted_rel, current_rel, model_config, target_exists
     ) -%}
-    {%- set row_changed = strategy.row_changed -%}
+    {%- set current = current_rel ~ '.' ~ strategy.updated_at -%}
+    {%- set stored = lakehouse_patterns._snapshot_stored_time(snapshotted_rel, strategy.updated_at, target_exists) -%}
+    {%- set row_changed = stored ~ ' < ' ~ current -%}
     {%- if config.get('check_cols') -%}
         {%- set content = dbt.snapshot_check_strategy(
             node, snapshotted_rel, current_rel, model_config, target_exists
@@ -23,10 +32,8 @@
         {%- set row_changed = '(' ~ row_changed ~ ' and ' ~ content.row_changed ~ ')' -%}
     {%- endif -%}
     {#- dbt compares times, so a row whose time is NULL would never be seen again. -#}
-    {%- do strategy.update({
-        'row_changed': '(' ~ current_rel ~ '.' ~ strategy.updated_at ~ ' is null or ' ~ row_changed ~ ')',
-    }) -%}
-    {{ return(lakehouse_patterns._refusing_nulls(strategy)) }}
+    {%- do strategy.update({'row_changed': '(' ~ current ~ ' is null or ' ~ row_changed ~ ')'}) -%}
+    {{ return(lakehouse_patterns._snapshot_guarded(strategy, target_exists)) }}
 {% endmacro %}
 
 
@@ -41,8 +48,8 @@
     {%- do lakehouse_patterns.require(
         config.get('check_cols'), "strategy lakehouse_patterns.check needs check_cols: 'all' or a list of columns"
     ) -%}
-    {{ return(lakehouse_patterns._refusing_nulls(
-        dbt.snapshot_check_strategy(node, snapshotted_rel, current_rel, model_config, target_exists)
+    {{ return(lakehouse_patterns._snapshot_guarded(
+        dbt.snapshot_check_strategy(node, snapshotted_rel, current_rel, model_config, target_exists), target_exists
     )) }}
 {% endmacro %}
 
@@ -61,22 +68,119 @@
         config.get('updated_at'),
         "a snapshot needs updated_at, the source's time of the change: without it versions begin when dbt runs"
     ) -%}
+    {%- set package = adapter.dispatch('snapshot_staging_table', 'dbt').macro.package_name -%}
+    {%- do lakehouse_patterns.require(
+        package == 'lakehouse_patterns',
+        'the strategies of lakehouse_patterns need its snapshot_staging_table, got that of ' ~ package
+        ~ ': dispatch in dbt_project.yml must name lakehouse_patterns before dbt'
+    ) -%}
 {% endmacro %}
 
 
-{% macro _refusing_nulls(strategy) %}
+{% macro _snapshot_columns() %}
+    {{ return(config.get('snapshot_table_column_names') or dbt.get_snapshot_table_column_names()) }}
+{% endmacro %}
+
+
+{% macro _snapshot_stored_time(snapshotted_rel, updated_at, target_exists) %}
+    {#- The stored `updated_at`, which a version that began at a run's start still has; the beginning without it. -#}
+    {%- set begins = snapshotted_rel ~ '.' ~ lakehouse_patterns._snapshot_columns().dbt_valid_from -%}
+    {%- if target_exists -%}
+        {%- set types = lakehouse_patterns.types_of(adapter.get_columns_in_relation(this)) -%}
+        {%- if lakehouse_patterns.column_name(types, updated_at) is not none -%}
+            {{ return('coalesce(' ~ snapshotted_rel ~ '.' ~ updated_at ~ ', ' ~ begins ~ ')') }}
+        {%- endif -%}
+    {%- endif -%}
+    {{ return(begins) }}
+{% endmacro %}
+
+
+{% macro _snapshot_guarded(strategy, target_exists) %}
     {#-
-        dbt adds a version for a NULL key at every run. The check sits in the version's id, which dbt computes
-        for each row it writes and for no other, so it costs no scan.
+        The checks of a row sit in its version's id, which dbt computes once for each row of the extract, and the
+        beginning of its version is a column of _snapshot_source.
     -#}
-    {%- set nulls = [] -%}
-    {%- for name in lakehouse_patterns.as_list(strategy.unique_key) + [strategy.updated_at] -%}
+    {%- set key, nulls, texts = lakehouse_patterns.as_list(strategy.unique_key), [], [] -%}
+    {%- set begins = 'lakehouse_patterns_begins_at' if target_exists else strategy.updated_at -%}
+    {%- for name in key -%}
+        {%- do texts.append('cast(' ~ name ~ ' as string)') -%}
+    {%- endfor -%}
+    {%- for name in key + [strategy.updated_at] -%}
         {%- do nulls.append(name ~ ' is null') -%}
     {%- endfor -%}
     {%- do strategy.update({
-        'scd_id': "if(" ~ (nulls | join(' or '))
-        ~ ", raise_error('a row of the snapshot has NULL in its unique_key or updated_at: remove it in the query'), "
-        ~ strategy.scd_id ~ ")",
+        'lakehouse_patterns_updated_at': strategy.updated_at,
+        'updated_at': begins,
+        'scd_id': 'case when ' ~ (nulls | join(' or '))
+            ~ " then raise_error('a row of the snapshot has NULL in its unique_key or updated_at: remove it in the query')"
+            ~ ' when count(*) over (partition by ' ~ (key | join(', ')) ~ ') > 1'
+            ~ " then raise_error(concat('the query of the snapshot gives a key more than once: ', "
+            ~ (texts | join(", ', ', ")) ~ ", '; keep one row of each key'))"
+            ~ ' else md5(to_json(array(' ~ (texts | join(', ')) ~ ', cast(' ~ begins ~ ' as string)))) end',
     }) -%}
     {{ return(strategy) }}
 {% endmacro %}
+
+
+{% macro spark__snapshot_staging_table(strategy, source_sql, target_relation) %}
+    {#- The rows that dbt merges into the table, without any helper column: dbt-spark would add it to the table. -#}
+    {%- if not strategy.get('lakehouse_patterns_updated_at') -%}
+        {{ return(dbt.default__snapshot_staging_table(strategy, source_sql, target_relation)) }}
+    {%- endif -%}
+    {%- set helpers = ['lakehouse_patterns_begins_at'] -%}
+    {%- if strategy.unique_key is string -%}
+        {%- do helpers.append('dbt_unique_key') -%}
+    {%- else -%}
+        {%- for name in strategy.unique_key -%}
+            {%- do helpers.append('dbt_unique_key_' ~ loop.index) -%}
+        {%- endfor -%}
+    {%- endif -%}
+    select * except ({{ helpers | join(', ') }})
+    from (
+        {{ dbt.default__snapshot_staging_table(
+            strategy, lakehouse_patterns._snapshot_source(strategy, source_sql, target_relation), target_relation
+        ) }}
+    )
+    {%- if lakehouse_patterns.is_empty_run() %}
+    where false
+    {%- endif %}
+{% endmacro %}
+
+
+{% macro _snapshot_source(strategy, source_sql, target_relation) %}
+    {#- The extract, with the beginning of the version that a row opens if it opens one. -#}
+    {%- set columns, helpers, matches = lakehouse_patterns._snapshot_columns(), ['lakehouse_patterns_changed_at'], [] -%}
+    {%- set key = lakehouse_patterns.as_list(strategy.unique_key) -%}
+    {%- for name in key -%}
+        {%- do helpers.append('lakehouse_patterns_key_' ~ loop.index) -%}
+        {%- do matches.append('extract.' ~ helpers[-1] ~ ' = stored.' ~ helpers[-1]) -%}
+    {%- endfor -%}
+    {%- set is_open = columns.dbt_valid_to ~ ' is null' -%}
+    {%- if config.get('dbt_valid_to_current') -%}
+        {%- set is_open = '(' ~ is_open ~ ' or ' ~ columns.dbt_valid_to ~ ' = ' ~ config.get('dbt_valid_to_current') ~ ')' -%}
+    {%- endif -%}
+    select
+        extract.* except ({{ helpers | join(', ') }}),
+        case
+            when extract.lakehouse_patterns_changed_at <= stored.last_time then {{ snapshot_get_time() }}
+            else extract.lakehouse_patterns_changed_at
+        end as lakehouse_patterns_begins_at
+    from (
+        select
+            *,
+            {{ strategy.lakehouse_patterns_updated_at }} as lakehouse_patterns_changed_at
+            {%- for name in key %},
+            {{ name }} as lakehouse_patterns_key_{{ loop.index }}
+            {%- endfor %}
+        from ({{ source_sql }})
+    ) as extract
+    left join (
+        select
+            {%- for name in key %}
+            {{ name }} as lakehouse_patterns_key_{{ loop.index }},
+            {%- endfor %}
+            max(case when {{ is_open }} then {{ columns.dbt_valid_from }} else {{ columns.dbt_valid_to }} end) as last_time
+        from {{ target_relation }}
+        group by {{ key | join(', ') }}
+    ) as stored on {{ matches | join(' and ') }}
+{%- endmacro %}

@@ -602,95 +602,11 @@ SCHEMA_CHANGES = {
 }
 
 
-# ----------------------------------------------------------------------------
-# Snapshots
-# ----------------------------------------------------------------------------
-
-
-def snapshot(name: str, **config: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "relation": "source('raw', 'extract')",
-        "config": {"unique_key": "id", "hard_deletes": "invalidate", "updated_at": "updated_at"} | config,
-    }
-
-
-TIMESTAMP, CHECK = "lakehouse_patterns.timestamp", "lakehouse_patterns.check"
-SNAPSHOTS = [
-    snapshot("by_time", strategy=TIMESTAMP),
-    snapshot("by_value", strategy=CHECK, check_cols=["plan"]),
-    snapshot("by_time_and_value", strategy=TIMESTAMP, check_cols=["plan"]),
-    snapshot("keeps_deleted", strategy=TIMESTAMP, hard_deletes="ignore"),
-    snapshot("adds_deleted", strategy=CHECK, check_cols="all", hard_deletes="new_record"),
-    snapshot("by_clock", strategy=CHECK, check_cols="all", updated_at=None),
-    snapshot("by_nothing", strategy=CHECK),
-]
-
-
-def extract(project: DbtProject, *rows: tuple[Any, ...]) -> None:
-    """Replace the extract that all snapshots read."""
-    project.source(
-        "extract", project.spark.createDataFrame(rows, "id string, plan string, updated_at timestamp")
-    )
-
-
-@stories.about("keeps_deleted", "adds_deleted", "by_clock", "by_nothing")
-def test_snapshots_refuse_what_goes_wrong_silently(project: DbtProject) -> Story:
-    extract(project, ("u1", "basic", day(1)), ("u2", None, day(1)), ("u3", "trial", day(1)))
-    errors = yield FAILS
-    for sentence in (
-        "keeps_deleted: error",
-        "hard_deletes must be 'invalidate', got 'ignore': a key that is gone from the extract",
-        "adds_deleted: error",
-        "hard_deletes must be 'invalidate', got 'new_record': dbt-spark writes its delete records",
-        "by_clock: error",
-        "a snapshot needs updated_at, the source's time of the change",
-        "by_nothing: error",
-        "strategy lakehouse_patterns.check needs check_cols",
-    ):
-        assert sentence in errors
-
-
-@stories.about("by_time", "by_value", "by_time_and_value")
-def test_snapshots_close_deleted_keys_and_refuse_incomplete_rows(project: DbtProject) -> Story:
-    extract(project, ("u1", "basic", day(1)), ("u2", None, day(1)), ("u3", "trial", day(1)))
-    yield PASSES
-
-    incomplete = "a row of the snapshot has NULL in its unique_key or updated_at"
-    extract(project, (None, "basic", day(2)), ("u1", "premium", day(3)))
-    assert (yield FAILS).count(incomplete) == 3
-    extract(project, ("u1", "premium", None))
-    assert (yield FAILS).count(incomplete) == 3
-
-    extract(project, ("u1", "premium", day(3)), ("u2", "basic", day(4)))
-    yield PASSES
-    for name in ("by_time", "by_value", "by_time_and_value"):
-        versions = project.table(name)
-        assert_rows(
-            versions.where("id <> 'u3'").select("id", "plan", "dbt_valid_from", "dbt_valid_to"),
-            [
-                ("u1", "basic", day(1), day(3)),
-                ("u1", "premium", day(3), None),
-                ("u2", None, day(1), day(4)),
-                ("u2", "basic", day(4), None),
-            ],
-        )
-        assert versions.where("id = 'u3' and dbt_valid_to is not null").count() == 1
-
-    # A later extract: u1 as before, u2 changed, each with a newer time.
-    extract(project, ("u1", "premium", day(6)), ("u2", "trial", day(6)))
-    yield PASSES
-    newest = "dbt_valid_from = '2026-01-06'"
-    by_time = project.table("by_time").where(newest)
-    assert_rows(by_time, [("u1", "premium"), ("u2", "trial")], ["id", "plan"])
-    assert_rows(project.table("by_time_and_value").where(newest), [("u2", "trial")], ["id", "plan"])
-
-
 @pytest.fixture(scope="module")
 def project(make_project: Callable[..., DbtProject]) -> DbtProject:
     """Return a project with the page's models and all those above."""
     model, test, as_of, snapshots = snippets("docs/data_value.md", PAGE_TEST)
-    tables = ["user_changes", "visits", "users", "bad_changes", "extract"]
+    tables = ["user_changes", "visits", "users", "bad_changes"]
     tables += [f"{name}_changes" for name in SCHEMA_CHANGES]
     source = {"name": "raw", "schema": "{{ target.schema }}", "tables": [{"name": name} for name in tables]}
     accepted = "'changed_at': 'at', 'sequence': 'n', 'on_null_key': 'quarantine'"
@@ -706,7 +622,6 @@ def project(make_project: Callable[..., DbtProject]) -> DbtProject:
             "models/user_versions.yml": test,
             "models/sources.yml": yaml.safe_dump({"sources": [source]}),
             "snapshots/user_snapshots.yml": snapshots,
-            "snapshots/snapshots.yml": yaml.safe_dump({"snapshots": SNAPSHOTS}),
         }
     )
 

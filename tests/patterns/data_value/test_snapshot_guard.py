@@ -1,0 +1,185 @@
+"""Snapshots with our strategies: what dbt's own do wrong on Spark is repaired or refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.dbt_project import DbtProject
+from tests.support.rows import assert_rows
+from tests.support.stories import FAILS, PASSES, DbtStories, Story
+
+stories = DbtStories("snapshot")
+TIMESTAMP, CHECK = "lakehouse_patterns.timestamp", "lakehouse_patterns.check"
+# Each reads an extract of its own.
+SNAPSHOTS: dict[str, dict[str, Any]] = {
+    "by_time": {"strategy": TIMESTAMP},
+    "by_value": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
+    "by_time_and_value": {"strategy": TIMESTAMP, "check_cols": ["plan"]},
+    "refusing": {"strategy": TIMESTAMP},
+    "twice": {"strategy": CHECK, "check_cols": ["plan"]},
+    "keeps_deleted": {"strategy": TIMESTAMP, "hard_deletes": "ignore"},
+    "adds_deleted": {"strategy": CHECK, "check_cols": "all", "hard_deletes": "new_record"},
+    "by_clock": {"strategy": CHECK, "check_cols": "all", "updated_at": None},
+    "by_nothing": {"strategy": CHECK},
+}
+EXTRACT = "id string, tenant string, plan string, updated_at timestamp"
+
+
+def day(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, number)  # noqa: DTZ001 - as Spark hands timestamps back
+
+
+def extract(project: DbtProject, name: str, *rows: tuple[str | None, str | None, dt.datetime | None]) -> None:
+    """Replace the extract of a snapshot by rows of a key, a plan and a time; the key is `id` or `id/tenant`."""
+    values = [
+        (*f"{key}/".split("/")[:2], plan, time) if key else (None, "", plan, time) for key, plan, time in rows
+    ]
+    project.source(f"{name}_extract", project.spark.createDataFrame(values, EXTRACT))
+
+
+def versions(project: DbtProject, name: str) -> list[tuple[Any, ...]]:
+    """Return key, plan and validity of all versions; a run's time is None, and "open" is the end of an open version.
+
+    No version may end before it begins, and none may begin before the one before it ends.
+    """
+    rows = sorted(project.table(name).collect(), key=lambda row: (row.id, row.tenant, row.dbt_valid_from))
+    for row, following in itertools.zip_longest(rows, rows[1:]):
+        assert row.dbt_valid_to is None or row.dbt_valid_from < row.dbt_valid_to, row
+        if following and row[:2] == following[:2]:
+            assert row.dbt_valid_to is not None, row
+            assert row.dbt_valid_to <= following.dbt_valid_from, (row, following)
+    return [(row.id, row.plan, _shown(row.dbt_valid_from), _shown(row.dbt_valid_to)) for row in rows]
+
+
+def _shown(time: dt.datetime | None) -> dt.datetime | str | None:
+    if time is None:
+        return "open"
+    return time if time < day(28) else None
+
+
+@stories.about("by_time")
+def test_a_deleted_row_that_returns_has_a_version_from_the_run_on(project: DbtProject) -> Story:
+    """With the time that it had, as u1, or with a newer one before its deletion was seen, as u2."""
+    first = [("u1", "basic", day(1)), ("u2", "basic", day(1)), ("u3", "basic", day(1))]
+    extract(project, "by_time", *first)
+    yield PASSES
+    extract(project, "by_time", ("u3", "trial", day(3)))
+    yield PASSES
+    extract(project, "by_time", ("u1", "basic", day(1)), ("u2", "premium", day(2)), ("u3", "trial", day(3)))
+    yield PASSES
+    returned = [
+        ("u1", "basic", day(1), None), ("u1", "basic", None, "open"),
+        ("u2", "basic", day(1), None), ("u2", "premium", None, "open"),
+        ("u3", "basic", day(1), day(3)), ("u3", "trial", day(3), "open"),
+    ]  # fmt: skip
+    assert_rows(versions(project, "by_time"), returned)
+
+    project.run("snapshot", "--empty", "--select", "by_time")
+    assert_rows(versions(project, "by_time"), returned)
+
+    # A change after the return has a time before it.
+    extract(project, "by_time", ("u1", "trial", day(2)), ("u2", "premium", day(2)), ("u3", "trial", day(3)))
+    yield PASSES
+    assert_rows(
+        versions(project, "by_time"),
+        [*returned[:1], ("u1", "basic", None, None), ("u1", "trial", None, "open"), *returned[2:]],
+    )
+
+
+@stories.about("by_value")
+def test_keys_of_two_columns_and_values_that_change_under_an_old_time(project: DbtProject) -> Story:
+    """Joined by a bar, as dbt joins them, the first two keys would be one."""
+    rest = [("a/b|c", "basic", day(1)), ("u3/1", "basic", day(1))]
+    extract(project, "by_value", ("a|b/c", "basic", day(1)), *rest)
+    yield PASSES
+    extract(project, "by_value", ("a|b/c", "premium", day(1)), *rest[:1])
+    yield PASSES
+    extract(project, "by_value", ("a|b/c", "premium", day(1)), *rest[:1])
+    yield PASSES
+    assert_rows(
+        versions(project, "by_value"),
+        [
+            ("a|b", "basic", day(1), None), ("a|b", "premium", None, "open"),
+            ("a", "basic", day(1), "open"), ("u3", "basic", day(1), None),
+        ],
+    )  # fmt: skip
+    assert project.table("by_value").columns == [
+        "id", "tenant", "plan", "updated_at", "dbt_scd_id", "dbt_updated_at", "dbt_valid_from", "dbt_valid_to",
+    ]  # fmt: skip
+
+
+@stories.about("by_time_and_value")
+def test_with_check_cols_a_newer_time_alone_opens_no_version(project: DbtProject) -> Story:
+    extract(project, "by_time_and_value", ("u1", "basic", day(1)), ("u2", None, day(1)))
+    yield PASSES
+    extract(project, "by_time_and_value", ("u1", "basic", day(6)), ("u2", "trial", day(6)))
+    yield PASSES
+    assert_rows(
+        versions(project, "by_time_and_value"),
+        [("u1", "basic", day(1), "open"), ("u2", None, day(1), day(6)), ("u2", "trial", day(6), "open")],
+    )
+
+
+@stories.about("refusing")
+def test_rows_without_key_or_time_and_keys_that_come_twice_are_refused(project: DbtProject) -> Story:
+    extract(project, "refusing", ("u1", "basic", day(1)))
+    yield PASSES
+    incomplete = "a row of the snapshot has NULL in its unique_key or updated_at"
+    extract(project, "refusing", (None, "basic", day(2)), ("u1", "basic", day(1)))
+    assert incomplete in (yield FAILS)
+    extract(project, "refusing", ("u1", "premium", None))
+    assert incomplete in (yield FAILS)
+    extract(project, "refusing", ("u1", "premium", day(2)), ("u1", "trial", day(3)))
+    assert "the query of the snapshot gives a key more than once: u1; keep one row of each key" in (
+        yield FAILS
+    )
+    assert_rows(versions(project, "refusing"), [("u1", "basic", day(1), "open")])
+
+
+@stories.about("twice")
+def test_a_key_that_comes_twice_is_refused_by_the_first_run_too(project: DbtProject) -> Story:
+    extract(project, "twice", ("u1", "basic", day(1)), ("u1", "basic", day(1)))
+    assert "the query of the snapshot gives a key more than once: u1" in (yield FAILS)
+    assert not project.spark.catalog.tableExists(f"{project.schema}.twice")
+
+
+@stories.about("keeps_deleted", "adds_deleted", "by_clock", "by_nothing")
+def test_settings_that_go_wrong_silently_are_refused(project: DbtProject) -> Story:
+    for name in ("keeps_deleted", "adds_deleted", "by_clock", "by_nothing"):
+        extract(project, name, ("u1", "basic", day(1)))
+    errors = yield FAILS
+    for sentence in (
+        "keeps_deleted: error",
+        "hard_deletes must be 'invalidate', got 'ignore': a key that is gone from the extract",
+        "adds_deleted: error",
+        "hard_deletes must be 'invalidate', got 'new_record': dbt-spark writes its delete records",
+        "by_clock: error",
+        "a snapshot needs updated_at, the source's time of the change",
+        "by_nothing: error",
+        "strategy lakehouse_patterns.check needs check_cols",
+    ):
+        assert sentence in errors
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Callable[..., DbtProject]) -> DbtProject:
+    """Return a project with all these snapshots."""
+    tables = [{"name": f"{name}_extract"} for name in SNAPSHOTS]
+    base = {"unique_key": "id", "hard_deletes": "invalidate", "updated_at": "updated_at"}
+    snapshots = [
+        {"name": name, "relation": f"source('raw', '{name}_extract')", "config": base | config}
+        for name, config in SNAPSHOTS.items()
+    ]
+    sources = [{"name": "raw", "schema": "{{ target.schema }}", "tables": tables}]
+    return make_project(
+        {
+            "models/sources.yml": yaml.safe_dump({"sources": sources}),
+            "snapshots/snapshots.yml": yaml.safe_dump({"snapshots": snapshots}),
+        }
+    )
