@@ -1,8 +1,8 @@
-"""Who a streaming checkpoint belongs to.
+"""Owners of streaming checkpoints: a checkpoint belongs to one query and is refused to all others.
 
-Spark keeps a query's progress in its checkpoint but not whose progress it is: another job started on the
-same folder skips data or dies with a long trace. The first run writes its contract beside Spark's own
-files, later runs compare.
+Spark stores a query's progress in its checkpoint, but not the query's identity. Another job that starts on the same
+folder skips data or fails with a long trace. Therefore the first run writes its contract into the folder, next to
+Spark's files, and later runs compare their contract with it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ def claim(
 ) -> str:
     """Claim ``checkpoint`` for the query that ``contract`` describes; return its writer id.
 
-    ``contract`` maps roles to identities: the job to its name, a table to its id. An id survives a move of
-    the table and not its replacement, under which the progress would silently skip rows.
+    ``contract`` maps roles to identities: the job to its name, a table to its id. A moved table keeps its id. A
+    recreated table has a new id: with the old progress, the query would silently skip its rows.
 
-    The writer id lives as long as the checkpoint. Use it as Delta's ``txnAppId``: batch ids start again at
-    0 in a new checkpoint, and a fixed id would silently skip its batches. It begins with the query's own id, by which a
-    table that the query ``appends_to`` tells that an earlier checkpoint has filled it: a new one, made because that was
-    lost, would append the whole source again. Only ``start_over`` allows that.
+    The writer id lives as long as the checkpoint. Use it as Delta's ``txnAppId``. A fixed id does not work: batch ids
+    start at 0 in a new checkpoint, and Delta would silently skip those batches. The writer id begins with the query's
+    id. So the log of a table in ``appends_to`` shows whether an earlier checkpoint of the query has filled the table.
+    If it has, a new checkpoint would append the whole source again; only ``start_over`` allows this.
 
     Raises:
-        WrongUse: the checkpoint holds the progress of another query; or it is new, and a table isn't.
+        WrongUse: the checkpoint holds the progress of another query. Or the checkpoint is new, and the query has
+            already written to a table in ``appends_to`` under another checkpoint.
     """
     folder = HadoopFolder(spark, checkpoint)
     if claimed := folder.read_text(_FILE):
@@ -50,22 +51,22 @@ def claim(
         if different:
             raise WrongUse(
                 f"the checkpoint '{checkpoint}' was made for {' and '.join(different)}; "
-                "give this query a checkpoint of its own"
+                "give this query another checkpoint folder"
             )
         return str(owner["writer_id"])
     if folder.exists("metadata"):
         raise WrongUse(
             f"the checkpoint '{checkpoint}' belongs to a query of another job; "
-            "give this one a checkpoint of its own"
+            "give this one another checkpoint folder"
         )
     query_id = hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()[:16]
     for table in () if start_over else appends_to:
         writers = transaction_versions(spark, table) if table_exists(spark, table) else {}
         if any(writer_id.startswith(query_id) for writer_id in writers):
             raise WrongUse(
-                f"the checkpoint '{checkpoint}' is new, and the table '{table}' holds what this query wrote under "
-                "another: the whole source would be appended again; give that checkpoint, or allow it with "
-                "--start_over true"
+                f"the checkpoint '{checkpoint}' is new, but this query has already written to the table '{table}' "
+                "under another checkpoint: a run would append the whole source again; give that checkpoint, or "
+                "allow the second append with --start_over true"
             )
     owner = {"format_version": FORMAT_VERSION, "writer_id": f"{query_id}-{uuid.uuid4()}", **contract}
     if not folder.create_text(_FILE, json.dumps(owner)):
@@ -74,5 +75,5 @@ def claim(
 
 
 def has_progress(spark: SparkSession, checkpoint: str) -> bool:
-    """Return whether a query has begun a batch under ``checkpoint``."""
+    """Return whether a query has started a batch with ``checkpoint``."""
     return HadoopFolder(spark, checkpoint).exists("offsets")

@@ -1,4 +1,4 @@
-"""Commits of Delta tables: what the log says of them, and writes that a rerun doesn't repeat."""
+"""Commits of Delta tables: entries of the log, and writes that a rerun doesn't repeat."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from python_jobs.shared.delta.tables import delta_snapshot, delta_table, table_e
 from python_jobs.shared.spark.session import settings
 
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-# Entries of the history in the first portion that is read.
+# Number of history entries that the first read returns.
 _PORTION = 50
 
-# What Delta raises when another writer's commit came first. They have no common class of their own.
+# Delta's errors when another writer has committed first. They have no common base class.
 CONFLICTS = (
     delta_exceptions.ConcurrentAppendException,
     delta_exceptions.ConcurrentDeleteDeleteException,
@@ -48,7 +48,8 @@ def latest_version(spark: SparkSession, table: str) -> int:
 def commits(spark: SparkSession, table: str) -> Iterator[Row]:
     """Yield the entries of the table's history that the log still has, newest first.
 
-    They are read in growing portions: a caller that stops early reads few, and one that goes on misses none.
+    The entries are read in growing portions: a caller that stops early reads few entries, and a caller that continues
+    gets all of them.
     """
     handle, limit, above = delta_table(spark, table), _PORTION, None
     while True:
@@ -60,14 +61,14 @@ def commits(spark: SparkSession, table: str) -> Iterator[Row]:
 
 
 def commits_after(spark: SparkSession, table: str, version: int) -> list[Row]:
-    """Return the entries of the table's history above ``version``, newest first, however many there are."""
+    """Return all entries of the table's history above ``version``, newest first."""
     handle, wanted = delta_table(spark, table), latest_version(spark, table) - version
     while wanted > 0:
         rows: list[Row] = handle.history(wanted).collect()
         newer = rows[0].version - version
         if newer <= wanted:
             return rows
-        wanted = newer  # others committed between the two looks
+        wanted = newer  # others have committed between the two reads
     return []
 
 
@@ -89,7 +90,7 @@ def is_committed(spark: SparkSession, table: str, app_id: str, version: int) -> 
 
 
 def transaction_versions(spark: SparkSession, table: str) -> dict[str, int]:
-    """Return what :func:`transaction_version` does, for all ``txnAppId`` that have committed to the table."""
+    """Return the last ``txnVersion`` of each ``txnAppId`` that has committed to the table."""
     transactions = delta_snapshot(spark, table).setTransactions()
     found = (transactions.apply(position) for position in range(transactions.size()))
     return {str(transaction.appId()): int(transaction.version()) for transaction in found}
@@ -97,12 +98,12 @@ def transaction_versions(spark: SparkSession, table: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Written:
-    """What :func:`find_commit` looks for: a write that Delta may have skipped, or made no commit of."""
+    """A write, by which :func:`find_commit` finds its commit; Delta may have skipped the write or made no commit."""
 
     user_metadata: str
-    """The commit's, and no other's."""
+    """User metadata of the commit; no other commit has the same."""
     before: int
-    """Version of the table just before the write; -1 for an absent one."""
+    """Version of the table just before the write; -1 if the table was absent."""
 
 
 def write_once(
@@ -119,13 +120,13 @@ def write_once(
 ) -> Written:
     """Append ``rows`` to a table, or replace rows of it, in one Delta commit.
 
-    ``replace_where`` replaces what matches it, ``replace_all`` the rows and the schema of the whole table.
-    ``note`` is kept with the commit: :func:`commit_note` reads it.
+    ``replace_where`` replaces the rows that match the condition. ``replace_all`` replaces the rows and the schema of
+    the whole table. ``note`` is stored in the commit; :func:`commit_note` reads it.
 
-    An absent table is made first, with ``partition_columns`` and ``properties``. ``transaction`` is the
-    ``txnAppId`` and ``txnVersion`` of the commit; Delta skips the write, silently, if that number is taken.
+    An absent table is created first, with ``partition_columns`` and ``properties``. ``transaction`` is the
+    ``txnAppId`` and ``txnVersion`` of the commit. If that version is already committed, Delta silently skips the write.
 
-    Returns what :func:`find_commit` tells by whether the write happened.
+    Returns the write: :func:`find_commit` uses it to find the commit, if there is one.
     """
     user_metadata = _user_metadata(note)
     writer = rows.write.format("delta").option("userMetadata", user_metadata)
@@ -150,7 +151,7 @@ def write_once(
 
 @contextmanager
 def noted(spark: SparkSession, table: str, note: Mapping[str, Any] | None = None) -> Iterator[Written]:
-    """Keep ``note`` with the commits that statements of the block make (MERGE, UPDATE, RESTORE, VACUUM…)."""
+    """Store ``note`` in all commits that the block's statements make (MERGE, UPDATE, RESTORE, VACUUM…)."""
     before = latest_version(spark, table) if table_exists(spark, table) else -1
     written = Written(_user_metadata(note), before)
     with settings(spark, {_USER_METADATA: written.user_metadata}):
@@ -158,27 +159,27 @@ def noted(spark: SparkSession, table: str, note: Mapping[str, Any] | None = None
 
 
 def find_commits(spark: SparkSession, table: str, written: Written) -> list[dict[str, Any]]:
-    """Return the commits of a write, newest first, as :func:`latest_commit` does; none if Delta made none.
+    """Return the history entries of a write's commits, newest first; an empty list if Delta made no commit.
 
-    All commits since the write began are looked at, so that others that came meanwhile hide nothing.
+    The function reads all commits since the write began: it finds the write even if others have committed meanwhile.
     """
     newer = commits_after(spark, table, written.before)
     return [row.asDict(recursive=True) for row in newer if row.userMetadata == written.user_metadata]
 
 
 def find_commit(spark: SparkSession, table: str, written: Written) -> dict[str, Any] | None:
-    """Return the newest commit of a write, None if Delta made none, as :func:`find_commits` does."""
+    """Return the history entry of a write's newest commit; None if Delta made no commit."""
     return next(iter(find_commits(spark, table, written)), None)
 
 
 def numeric_metrics(commit: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numeric metrics of a commit (numOutputRows, numTargetFilesAdded…): no second scan."""
+    """Return the numeric metrics of a commit (numOutputRows, numTargetFilesAdded…), without a scan of the table."""
     metrics = commit["operationMetrics"].items()
     return {name: int(value) for name, value in metrics if str(value).lstrip("-").isdigit()}
 
 
 def commit_note(user_metadata: str | None) -> dict[str, Any]:
-    """Return the JSON object that a commit carries as ``userMetadata``; of another program's text, nothing."""
+    """Return the JSON object in a commit's ``userMetadata``; an empty one if the text is no JSON object."""
     try:
         note = json.loads(user_metadata or "{}")
     except ValueError:

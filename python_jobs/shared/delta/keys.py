@@ -1,7 +1,7 @@
 """Keyed Idempotency: hashes that identify a row, as columns.
 
-The values are those of the macros ``surrogate_key``, ``content_hash`` and ``first_append_key``, which these functions
-render: macros/idempotency/surrogate_key.sql says what is hashed, and why it is stable.
+These functions render the macros ``surrogate_key``, ``content_hash`` and ``first_append_key`` and return the same
+values. macros/idempotency/surrogate_key.sql says which bytes are hashed, and why the hash is stable.
 
 Source: Data Engineering Design Patterns, chapter 4, Keyed Idempotency; the guide's ``pat-idempotent``.
 """
@@ -22,12 +22,13 @@ _FILES = ("idempotency/surrogate_key.sql", "shared/arguments.sql", "shared/liter
 def surrogate_key(
     *columns: str, nullable: Sequence[str] = (), on_null_key: Literal["fail", "null"] = "fail"
 ) -> Column:
-    """Return the key that ``columns`` make, SQL expressions in an order that counts: 64 hexadecimal characters.
+    """Return the surrogate key of ``columns``: 64 hexadecimal characters.
 
     Args:
-        columns: the attributes; they must never change for a row.
-        nullable: those in which NULL is a value like others.
-        on_null_key: what NULL in another one does: it ends the query (``fail``), or the key is NULL (``null``).
+        columns: SQL expressions that identify a row; their values must never change for a row. Another order gives
+            other keys.
+        nullable: columns in which NULL is an ordinary value; default none.
+        on_null_key: effect of NULL in another column: ``fail`` (default) ends the query, ``null`` makes the key NULL.
 
     Raises:
         WrongUse: the arguments make no sense.
@@ -36,21 +37,21 @@ def surrogate_key(
 
 
 def content_hash(*columns: str) -> Column:
-    """Return the hash of a record that has no key: of the columns by name, whatever their order. NULL is a value.
+    """Return the hash of a record that has no key. The order of ``columns`` does not matter, and NULL is a value.
 
-    Events that are equal in all of them become one: leave out what loading adds (ingestion time, offsets), and don't
-    use it where repeats are legitimate. Raises like :func:`surrogate_key`.
+    Events with equal values in all columns get the same hash. Leave out the columns that loading adds (ingestion time,
+    offsets), and don't use the hash where equal events are legitimate. Raises like :func:`surrogate_key`.
     """
     return _rendered("default__content_hash", list(columns))
 
 
 def session_key(key: Sequence[str], append_time: str, ties: Sequence[str]) -> Column:
-    """Return the key of a group whose first append is known: that of ``first_append_key`` over the group's rows.
+    """Return the key of a group whose first append is known: the same key as ``first_append_key`` of the group's rows.
 
     Args:
-        key: columns of the group.
-        append_time: when the group's first row was appended.
-        ties: what tells that row from others of the same moment.
+        key: columns that identify the group.
+        append_time: column with the append time of the group's first row.
+        ties: columns that distinguish this row from other rows with the same append time.
     """
     position = _macros().call("_append_position", append_time, list(ties))
     return surrogate_key(*key, str(position))

@@ -1,7 +1,8 @@
-"""Merger for jobs: applies an increment to a Delta table by key, deletions included, in one MERGE.
+"""Merger for jobs: apply an increment, with its deletions, to a Delta table by key in one MERGE.
 
-The rules are those of the dbt form, whose macros render the statement: of several changes of a key the newest applies,
-a deletion of an unknown key is not inserted, a row with NULL in its key is refused, an older change doesn't win.
+The macros of the dbt form render the statement, so the rules are the same. The newest of several changes of a key
+applies. A deletion of an unknown key inserts nothing. A row with NULL in its key is refused. A change that is older
+than the stored row is ignored.
 
 Source: Data Engineering Design Patterns, chapter 4, Merger.
 """
@@ -41,29 +42,29 @@ _REFUSED = re.compile(r"lakehouse_patterns: ([^;\n]+)")
 
 @dataclass(frozen=True)
 class MergeRules:
-    """How an increment is applied; the names mean what they mean for the dbt form."""
+    """Rules for applying an increment; the names have the same meaning as in the dbt form."""
 
     key: list[str]
     """Columns that identify a row and never change."""
     is_deleted: str | None = None
-    """Boolean column that marks a deletion; NULL means no."""
+    """Boolean column that marks a deletion; NULL means false."""
     deletes: str = "none"
-    """What a deletion does: none, soft (the row stays, flagged) or hard."""
+    """Effect of a deletion: none, soft (the row stays and is flagged) or hard (the row is deleted)."""
     sequence: list[str] = field(default_factory=list)
     """Columns that order the changes of a key; without them the last batch wins."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options as a model has them under ``meta.lakehouse_patterns.merger``."""
+        """Return the options in the form that a model has under ``meta.lakehouse_patterns.merger``."""
         return {"deletes": self.deletes, "is_deleted": self.is_deleted, "sequence": self.sequence}
 
 
 def merge(spark: SparkSession, rows: DataFrame, target: str, rules: MergeRules) -> None:
-    """Apply ``rows`` to an existing Delta table, by path or catalog name; Delta commits nothing if nothing changes.
+    """Apply ``rows`` to an existing Delta table, by path or catalog name; without a change Delta writes no commit.
 
     Raises:
-        WrongUse: the rules don't fit the columns of rows and target.
-        DataRefused: a row has NULL in its key or its sequence; the table is as it was.
+        WrongUse: the rules don't fit the columns of the rows and of the target.
+        DataRefused: a row has NULL in its key or its sequence columns; the table stays unchanged.
     """
     table, view = table_name(target), f"merger_{uuid.uuid4().hex}"
     configuration = {"unique_key": rules.key, "partition_by": partition_columns(spark, target)}

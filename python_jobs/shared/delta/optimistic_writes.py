@@ -1,8 +1,8 @@
-"""Changes of a small Delta table that depend on its rows, by several processes at once.
+"""Optimistic writes: several processes change a small Delta table at once, and each change depends on the table's rows.
 
-Delta lets two appends pass side by side, so that both could be made from the same rows. Here each change takes the next
-number of the table's (``txnVersion``): of two changes from the same rows the later is made again from the other's
-outcome.
+Delta accepts two concurrent appends, even if both were computed from the same rows. Here each change takes the table's
+next number (``txnVersion``). If two changes take the same number, the later one is recomputed from the table's new
+rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def change(
     *,
     replace_all: bool = False,
 ) -> Result:
-    """Write what ``make`` makes of the table's current rows, and return its other result.
+    """Write the rows that ``make`` computes from the table's current rows, and return its other result.
 
     Args:
-        table: Delta table, by path or catalog name; made if absent.
-        app_id: who counts the changes, the same for all of them.
-        make: reads the table and returns the rows to write, None for no change. It is called again if another process
-            has changed the table meanwhile.
-        replace_all: write in place of the rows that are there, not after them.
+        table: Delta table, by path or catalog name; created if absent.
+        app_id: name under which Delta counts the changes (``txnAppId``), the same for all changes of the table.
+        make: function that reads the table and returns the rows to write (None for no change) and a result. It is
+            called again if another process has changed the table meanwhile.
+        replace_all: whether the rows replace the table's rows; default: they are appended.
     """
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((*CONFLICTS, _Overtaken)),
@@ -54,7 +54,7 @@ def _change(
     make: Callable[[], tuple[DataFrame | None, Result]],
     replace_all: bool,
 ) -> Result:
-    # The number before the rows: rows that are newer than the number only make this change fail.
+    # Read the number before the rows: if the rows are newer than the number, the write only fails and is retried.
     known = transaction_version(spark, table, app_id) if table_exists(spark, table) else None
     rows, result = make()
     if rows is not None:
@@ -66,4 +66,4 @@ def _change(
 
 
 class _Overtaken(Exception):
-    """Another change has taken the number."""
+    """Another process has taken the number."""

@@ -1,4 +1,4 @@
-"""Replace the rows of a slice of a Delta table in one commit."""
+"""Overwrites of a slice of a Delta table in one commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from python_jobs.shared.spark.sql_text import identifier, string_literal
 
 
 def partition_condition(partition: Mapping[str, str]) -> str:
-    """Return the condition of one partition.
+    """Return the SQL condition that selects one partition.
 
     >>> partition_condition({"event_date": "2024-09-22"})
     "`event_date` = '2024-09-22'"
@@ -28,7 +28,7 @@ def partition_condition(partition: Mapping[str, str]) -> str:
 
 
 class OutsideSlice(DataRefused):
-    """A row doesn't belong to what is overwritten."""
+    """A row lies outside of the slice that is overwritten."""
 
 
 def overwrite(
@@ -44,16 +44,16 @@ def overwrite(
     """Replace the rows that match ``where``, or the whole table with its schema, in one commit; return the commit.
 
     Args:
-        partitioned_by: columns of a table that is absent yet; one that is there keeps its own.
-        transaction, note: of the commit, as in :func:`python_jobs.shared.delta.tables.write_once`.
+        partitioned_by: partition columns of a table that is created; an existing table keeps its partition columns.
+        transaction, note: values of the commit, as in :func:`python_jobs.shared.delta.commits.write_once`.
 
     Returns:
-        The entry of the table's history; None if ``transaction`` was taken already, or if there were no rows before
-        and are none now: Delta makes no commit of that.
+        The entry of the table's history. None if ``transaction`` is already committed, or if the slice had no rows and
+        gets none: then Delta writes no commit.
 
     Raises:
-        DataRefused: the columns are not the table's; the table stays as it is.
-        OutsideSlice: a row doesn't match; so it does.
+        DataRefused: the rows have other columns than the table; the table stays unchanged.
+        OutsideSlice: a row doesn't match the condition; the table stays unchanged.
         WrongUse: the condition can't be used.
     """
     if table_exists(spark, table):
@@ -61,7 +61,7 @@ def overwrite(
         if where is not None:
             require_same_columns(rows, read_table(spark, table), table)
     elif where is not None:
-        # Only a replacement checks that the rows match.
+        # Delta checks that the rows match only if it replaces rows of an existing table.
         write_once(spark, rows.limit(0), table, partition_columns=partitioned_by)
     try:
         commit = write_once(
@@ -77,7 +77,7 @@ def overwrite(
     except (PySparkException, Py4JJavaError) as failure:
         if "DELTA_REPLACE_WHERE_MISMATCH" in str(failure):
             raise OutsideSlice(
-                f"a row for {table} is outside of what is overwritten ({where}); the table stays as it is"
+                f"a row for {table} lies outside of the slice that is overwritten ({where}); the table stays as it is"
             ) from None
         if where is not None and isinstance(failure, AnalysisException | ParseException):
             raise WrongUse(f"where can't be used on {table} ({first_line(failure)})") from None
@@ -86,7 +86,7 @@ def overwrite(
 
 
 def require_same_columns(rows: DataFrame, stored: DataFrame, table: str) -> None:
-    """Refuse rows of another schema: Delta would fill what they lack with NULL, in the middle of a backfill.
+    """Refuse rows with another schema: Delta would fill a missing column with NULL, in the middle of a backfill.
 
     Raises:
         DataRefused: a column is absent, new or of another type.

@@ -1,7 +1,7 @@
-"""What Spark says of each micro-batch of a stateful query: the rows it dropped, and the state it keeps.
+"""Progress of the micro-batches of a stateful query: the number of dropped rows and the size of the state.
 
-Spark drops late rows and repeats without a word; its progress events have the counts. ``query.recentProgress`` forgets
-all but the last hundred, so a listener adds them up.
+Spark silently drops late rows and duplicates; only its progress events have their counts. ``query.recentProgress``
+keeps the last hundred events, so a listener adds up the counts of all events.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _DELIVERY_SECONDS = 30
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """One micro-batch; one without input only moves the watermark and evicts state."""
+    """One micro-batch. A micro-batch without input only moves the watermark and evicts state."""
 
     batch_id: int
     watermark: dt.datetime | None
-    """The one that the batch ran with, which is what the batches before it made it; None before the first."""
+    """Watermark with which the batch ran, computed from the earlier batches; None if there was none yet."""
     late_rows: int
-    """Dropped for being behind the watermark, by all stateful operators."""
+    """Number of rows that the stateful operators dropped because they were behind the watermark."""
     duplicate_rows: int
-    """Dropped as repeats; 0 for a query that doesn't deduplicate."""
+    """Number of rows dropped as duplicates; 0 for a query that doesn't deduplicate."""
     state_rows: int
     state_bytes: int
     observed: dict[str, dict[str, Any]]
-    """Metrics of the query's ``observe``, by name."""
+    """Values of the query's observed metrics (``DataFrame.observe``), by name of the observation and of the metric."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for a report."""
@@ -52,7 +52,7 @@ class BatchProgress:
 
 
 def batch_progress(progress: StreamingQueryProgress) -> BatchProgress:
-    """Return what an event says of its batch."""
+    """Return the progress of the batch that an event describes."""
     operators = progress.stateOperators
     watermark = (progress.eventTime or {}).get("watermark")
     moment = dt.datetime.fromisoformat(watermark) if watermark else _EPOCH
@@ -76,7 +76,7 @@ class ProgressListener(StreamingQueryListener):
         self._totals: dict[str, ProgressTotals] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Begin the query's account."""
+        """Start the totals of the query at 0."""
         self._totals[str(event.runId)] = ProgressTotals()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
@@ -84,14 +84,17 @@ class ProgressListener(StreamingQueryListener):
         self._totals[str(event.progress.runId)].add(batch_progress(event.progress))
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing came; nothing to add."""
+        """Do nothing: an idle query has no batch."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Close the query's account."""
+        """Mark the totals of the query as complete."""
         self._totals[str(event.runId)].ended.set()
 
     def totals(self, query: StreamingQuery) -> ProgressTotals:
-        """Return the account of a query that has ended; its last events come a moment after the end."""
+        """Return the totals of a query that has ended.
+
+        Spark delivers the last events shortly after the end; the method waits for them up to 30 seconds.
+        """
         totals = self._totals[str(query.runId)]
         if not totals.ended.wait(_DELIVERY_SECONDS):
             raise TimeoutError(
@@ -101,7 +104,7 @@ class ProgressListener(StreamingQueryListener):
 
 
 class ProgressTotals:
-    """Counts over all batches of one run of a query, and its latest hundred batches."""
+    """Sums over all batches of one run of a query, and the progress of its last hundred batches."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -120,13 +123,13 @@ class ProgressTotals:
                 self._observed[name, metric] = self._observed.get((name, metric), 0) + (value or 0)
 
     def observed(self, name: str, metric: str) -> int:
-        """Return the sum of an observed count; 0 before the first batch."""
+        """Return the sum of an observed count over all batches; 0 before the first batch."""
         return self._observed.get((name, metric), 0)
 
 
 @contextmanager
 def listening(spark: SparkSession) -> Iterator[ProgressListener]:
-    """Listen to the queries that the block starts, and ask for their totals within it."""
+    """Listen to the queries that the block starts; read their totals within the block."""
     listener = ProgressListener()
     spark.streams.addListener(listener)
     try:

@@ -1,7 +1,7 @@
-"""Streams, mostly over a Delta table that only grows, written batch by batch into Delta tables.
+"""Streams that write each micro-batch into Delta tables; most of them read an append-only Delta table.
 
-A stream's function appends with ``txnAppId`` (see :mod:`.checkpoints`) and the batch's number, so that a
-batch that Spark runs again adds nothing to a table that already has it.
+A stream's batch function appends with the writer id as ``txnAppId`` (see :mod:`.checkpoints`) and with the batch's
+number as ``txnVersion``. So a repeated batch adds nothing to a table that already has its rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
 
 
 def parse_duration(text: str) -> dt.timedelta:
-    """Read a duration such as ``10 minutes``.
+    """Return the duration that a text such as ``10 minutes`` names.
 
     Raises:
-        WrongUse: it is something else, or zero.
+        WrongUse: the text is no duration, or the duration is zero.
     """
     match = _DURATION.fullmatch(text)
     if match is None or int(match[1]) == 0:
@@ -47,10 +47,10 @@ def parse_duration(text: str) -> dt.timedelta:
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerParameters:
-    """Parameters of a stream."""
+    """Trigger parameters of a stream."""
 
     trigger: str | None = None
-    """Run for ever, a batch every "10 seconds"; by default the job processes what is there and stops."""
+    """Interval of the batches of a continuous job, such as "10 seconds"; default: process the available data, stop."""
 
     def __post_init__(self) -> None:
         if self.trigger is not None:
@@ -59,12 +59,12 @@ class TriggerParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamParameters(TriggerParameters, ProcessingTimeParameters):
-    """Parameters of a stream over a Delta table that appends to others."""
+    """Parameters of a stream that reads a Delta table and appends to other tables."""
 
     max_files_per_trigger: int | None = None
-    """Most source files in one batch; Delta's default is 1000."""
+    """Maximum number of source files in one batch; Delta's default is 1000."""
     start_over: bool = False
-    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
+    """Whether a new checkpoint may append the whole source again to tables that an earlier checkpoint has filled."""
 
     def __post_init__(self) -> None:
         TriggerParameters.__post_init__(self)
@@ -73,9 +73,10 @@ class StreamParameters(TriggerParameters, ProcessingTimeParameters):
 
 
 class BatchFunction(ABC):
-    """A ``foreachBatch`` function that keeps the error it ended with: Spark passes it on as text only."""
+    """A ``foreachBatch`` function that keeps the exception with which it failed: Spark only passes on its text."""
 
     failure: Exception | None = None
+    """Exception of the failed batch; None if no batch has failed."""
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Process one batch."""
@@ -87,7 +88,7 @@ class BatchFunction(ABC):
 
     @abstractmethod
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Write what becomes of ``rows``; called again with the same number after a crash."""
+        """Process the rows of one batch and write the result; after a crash Spark repeats the call with its number."""
 
 
 def start_stream(
@@ -101,10 +102,10 @@ def start_stream(
     transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
     output_mode: OutputMode = "append",
 ) -> StreamingQuery:
-    """Start ``function`` on a Delta table, as :func:`start_query` does.
+    """Start a query over a Delta table that passes its batches to ``function``; see :func:`start_query`.
 
-    ``options`` are further options of Delta's reader. ``transform`` is what the stream itself does before its batches
-    reach ``function``: watermarks and other work with state.
+    ``options`` are further options of Delta's reader. ``transform`` is applied to the stream before its batches reach
+    ``function``: for example a watermark or a stateful operator.
     """
     reader = spark.readStream.format("delta").options(**options or {})
     if max_files_per_trigger is not None:
@@ -120,12 +121,12 @@ def start_query(
     trigger: str | None = None,
     output_mode: OutputMode = "append",
 ) -> StreamingQuery:
-    """Start ``function`` on a stream: on what is there (``trigger`` None), or for ever at that pace.
+    """Start a query that passes the batches of a stream to ``function``.
 
-    ``output_mode`` is when the stream passes on a result that may still change: ``append`` once it can't any more,
-    ``update`` at each change.
+    ``trigger`` is the interval of the batches of a query without end; None processes the available data and stops.
+    With ``output_mode`` ``append`` the query passes on a result when it is final, with ``update`` at each change.
     """
-    # What the function raises reaches the caller through await_end; py4j would print its trace as well.
+    # An exception of the function reaches the caller through await_end; py4j would print its trace as well.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     sink = stream.writeStream.outputMode(output_mode).foreachBatch(function)
     sink = sink.option("checkpointLocation", checkpoint)
@@ -134,7 +135,7 @@ def start_query(
     return sink.trigger(processingTime=trigger).start()
 
 
-# What ends a stream on a Delta table and is a matter of its source, by the error class in Spark's text.
+# Failures of a stream that its source table causes, by the error class in Spark's text.
 SOURCE_FAILURES = {
     "DELTA_DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE": "isn't the table that the checkpoint has read",
     "DELTA_SCHEMA_CHANGED": "has changed its schema; start again with a new checkpoint and new tables",
@@ -149,11 +150,11 @@ def await_end(
     source: str,
     source_failures: Mapping[str, str] = SOURCE_FAILURES,
 ) -> None:
-    """Wait until the query ends, or stop it on an interrupt.
+    """Wait until the query ends; an interrupt (Ctrl-C) stops the query.
 
     Raises:
-        Exception: what ``function`` raised.
-        JobFailed: the source can't be streamed any more, in one sentence.
+        Exception: the exception of ``function``, if it failed.
+        JobFailed: the source can't be streamed any more; the message is one sentence.
     """
     try:
         query.awaitTermination()
@@ -170,10 +171,10 @@ def await_end(
 
 @contextmanager
 def evaluated_once(rows: DataFrame) -> Iterator[DataFrame]:
-    """Keep rows that several actions read, until the block ends: what they are computed by runs once a row.
+    """Cache rows that several actions read, until the block ends: Spark computes each row once.
 
-    On disk, not in memory: a batch has no bound, and in memory Spark builds a whole partition of it before it turns to
-    the disk, which ended 5 million visits in a heap of 2 GB.
+    The rows are cached on disk, not in memory, because a batch has no size limit. With a cache in memory, Spark builds
+    a whole partition in memory before it spills to disk: 5 million visits ran out of a heap of 2 GB.
     """
     kept = rows.persist(StorageLevel.DISK_ONLY)
     try:
@@ -183,7 +184,7 @@ def evaluated_once(rows: DataFrame) -> Iterator[DataFrame]:
 
 
 def batch_options(writer_id: str, batch_id: int, note: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the options by which Delta writes a batch to a table once, with a note for the table's history."""
+    """Return the writer options with which Delta writes a batch once, and stores ``note`` in the table's history."""
     options = {"txnAppId": writer_id, "txnVersion": str(batch_id)}
     return options if note is None else options | {"userMetadata": json.dumps(note)}
 
@@ -198,16 +199,18 @@ def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:
 
 
 def nullable(schema: StructType) -> StructType:
-    """Return the schema with every column nullable: a literal isn't, but a table's column is."""
+    """Return the schema with all columns nullable: a column made from a literal isn't, but a table's column is."""
     return StructType([column.__class__(column.name, column.dataType) for column in schema.fields])
 
 
 def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFrame:
-    """Return no row of a source, with its columns; none of them may have the name of one that the job adds itself.
+    """Return an empty DataFrame with the columns of a source table.
+
+    ``own`` are the names of the columns that the job adds; the source must not have them.
 
     Raises:
         NotReady: there is no such table.
-        WrongUse: a column's name is in ``own``.
+        WrongUse: the source has a column of ``own``.
     """
     if not table_exists(spark, source):
         raise NotReady(f"there is no Delta table '{source}' to read from")
@@ -221,10 +224,10 @@ def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFr
 def create_table(
     spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
 ) -> None:
-    """Create an empty Delta table, or check that the one there can take these rows.
+    """Create an empty Delta table, or check that the existing table has this schema and these partition columns.
 
     Raises:
-        WrongUse: the table has other columns or partitions.
+        WrongUse: the existing table has another schema or other partition columns.
     """
     if not table_exists(spark, table):
         builder = DeltaTable.createIfNotExists(spark)
@@ -236,7 +239,7 @@ def create_table(
     wants = {f"{column.name} {column.dataType.simpleString()}" for column in schema}
     if has != wants:
         raise WrongUse(
-            f"the table '{table}' has another schema: it has {_listed(has - wants)} where this job writes "
+            f"the table '{table}' has another schema: it has {_listed(has - wants)}, but this job writes "
             f"{_listed(wants - has)}"
         )
     partitions = existing.detail().collect()[0]["partitionColumns"]

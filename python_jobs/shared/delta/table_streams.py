@@ -1,4 +1,4 @@
-"""A streaming job over a Delta table, declared: whose progress its checkpoint holds, and how the query is run.
+"""Declaration of a streaming job over a Delta table: the contract of its checkpoint and the options of its query.
 
 stream = TableStream(job="wrapper", source=…, writes={"target": target}, appends_to=[target], checkpoint=…)
 query = stream.start(spark, EnvelopeWriter(stream.claim(spark)))
@@ -19,45 +19,46 @@ from python_jobs.shared.delta.tables import table_id
 
 @dataclass(frozen=True, kw_only=True)
 class TableStream:
-    """A query over a Delta table that only grows."""
+    """A streaming query over an append-only Delta table."""
 
     job: str
     """Name of the job in the checkpoint's contract."""
     source: str
-    """Delta table, by path or catalog name; it exists."""
+    """Existing Delta table, by path or catalog name."""
     writes: Mapping[str, str]
-    """Role to existing Delta table: another table in its place is another query."""
+    """Existing Delta tables that the job writes, by role; with another table the checkpoint is refused."""
     appends_to: Sequence[str]
-    """Tables that a second first run would fill again; see :func:`python_jobs.shared.delta.checkpoints.claim`."""
+    """Tables that a new checkpoint would fill again; see :func:`python_jobs.shared.delta.checkpoints.claim`."""
     meaning: Mapping[str, str] = field(default_factory=dict)
-    """Further parts of the contract: other destinations, and what the state and the results mean."""
+    """Further parts of the contract: other destinations, and parameters that change the state or the results."""
     checkpoint: str
     """Folder of the stream's progress."""
     start_over: bool = False
-    """Whether a new checkpoint may fill ``appends_to`` again."""
+    """Whether a new checkpoint may append the whole source to ``appends_to`` again."""
     trigger: str | None = None
-    """Pace of the batches; None: what is there, then stop."""
+    """Interval of the batches; None: process the available data and stop."""
     max_files_per_trigger: int | None = None
-    """Most source files in one batch."""
+    """Maximum number of source files in one batch; None: Delta's default of 1000."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of Delta's reader."""
     transform: Callable[[DataFrame], DataFrame] = lambda rows: rows
-    """What the stream does before its batches reach the batch function: watermarks and other work with state."""
+    """Function applied to the stream before its batches reach the batch function, for example a watermark."""
     output_mode: OutputMode = "append"
-    """When the stream passes on a result that may still change."""
+    """``append``: the query passes on final results; ``update``: it passes on each change of a result."""
 
     def claim(self, spark: SparkSession) -> str:
-        """Claim the checkpoint; return the writer id, Delta's ``txnAppId`` of all batches.
+        """Claim the checkpoint and return the writer id, the ``txnAppId`` of all batches.
 
         Raises:
-            WrongUse: the checkpoint belongs to another query, or it is new and a table isn't.
+            WrongUse: the checkpoint belongs to another query. Or the checkpoint is new, and the query has already
+                written to a table in ``appends_to``.
         """
         tables = {"source": self.source, **self.writes}
         contract = {"job": self.job} | {role: table_id(spark, table) for role, table in tables.items()}
         return claim(spark, self.checkpoint, {**contract, **self.meaning}, self.appends_to, self.start_over)
 
     def start(self, spark: SparkSession, function: BatchFunction) -> StreamingQuery:
-        """Start the query with the function of its batches."""
+        """Start the query, which passes its batches to ``function``."""
         return start_stream(
             spark,
             self.source,

@@ -1,4 +1,4 @@
-"""Delta tables by catalog name or by path, and what their log says of a commit."""
+"""Delta tables by catalog name or by path: their rows, files, partitions and properties."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def read_table(spark: SparkSession, table: str) -> DataFrame:
 
 
 def read_version(spark: SparkSession, table: str, version: int) -> DataFrame:
-    """Return the rows of one version of an existing Delta table, whatever is written meanwhile."""
+    """Return the rows of one version of an existing Delta table; later commits don't change them."""
     return spark.sql(f"select * from {table_name(table)} version as of {version}")
 
 
 def table_id(spark: SparkSession, table: str) -> str:
-    """Return what tells an existing table from one that was dropped and made anew in its place."""
+    """Return the id of an existing table; a table that is dropped and recreated gets a new id."""
     return str(delta_snapshot(spark, table).metadata().id())
 
 
 def active_files(spark: SparkSession, table: str) -> DataFrame:
-    """Return one row for each data file of the current version, as the log knows it; no data is read.
+    """Return one row for each data file of the current version, from the log, without reading the data.
 
     Columns: ``add_path``, ``add_size`` (bytes), ``add_modified_at`` and the table's partition columns.
     """
@@ -69,13 +69,14 @@ def active_files(spark: SparkSession, table: str) -> DataFrame:
 
 
 def committed_files(spark: SparkSession, table: str, after: int, until: int) -> DataFrame:
-    """Return what the commits above version ``after``, up to ``until``, added and removed, as their entries have it.
+    """Return the files that the commits after version ``after``, up to ``until``, have added and removed.
 
     Columns: ``add`` and ``remove`` (``partitionValues``, ``dataChange``), one of them NULL, and ``version``. Spark
-    raises PATH_NOT_FOUND if an entry has left the log.
+    raises PATH_NOT_FOUND if the log no longer has one of the entries.
 
-    The entries are read as JSON: ``deltalake`` tells which files a version has, and not what a commit removed; and it
-    opens a table by store settings of its own, where the session has Hadoop's (HDFS, credentials of an object store).
+    The function reads the entries as JSON. The library ``deltalake`` can't replace this: it lists the files of a
+    version, but not the files that a commit removed. And it doesn't read the session's Hadoop settings (HDFS,
+    credentials of an object store).
     """
     log = f"{table_location(spark, table)}/_delta_log"
     file = "struct<partitionValues: map<string, string>, dataChange: boolean>"
@@ -86,37 +87,37 @@ def committed_files(spark: SparkSession, table: str, after: int, until: int) -> 
 
 
 def partition_values(spark: SparkSession, table: str, from_map: str) -> list[Column]:
-    """Return the partition columns, typed, out of the map of texts that a log's ``add`` has."""
+    """Return the typed partition columns, read from a log entry's map of texts (the column ``from_map``)."""
     metadata = delta_snapshot(spark, table).metadata()
     fields = {field["name"]: field for field in json.loads(metadata.schema().json())["fields"]}
     types = dict(read_table(spark, table).dtypes)
     columns = []
     for name in partition_columns(spark, table):
-        # With column mapping the log writes the name of the file column.
+        # With column mapping the log has the physical name of the column.
         physical = fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
         columns.append(F.col(from_map)[physical].cast(types[name]).alias(name))
     return columns
 
 
 def partition_columns(spark: SparkSession, table: str) -> list[str]:
-    """Return the names of the columns that the table is partitioned by, in order."""
+    """Return the names of the table's partition columns, in order."""
     return list(delta_snapshot(spark, table).metadata().partitionSchema().fieldNames())
 
 
 def table_size(spark: SparkSession, table: str) -> tuple[int, int]:
-    """Return how many data files the current version has, and their bytes, from the log."""
+    """Return the number of data files of the current version and their total bytes, from the log."""
     snapshot = delta_snapshot(spark, table)
     return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
 
 
 def deleted_file_retention(spark: SparkSession, table: str) -> dt.timedelta:
-    """Return how long the table promises to keep the files that a commit removed (7 days by default)."""
+    """Return how long the table keeps removed files before a vacuum may delete them (7 days by default)."""
     snapshot = delta_snapshot(spark, table)
     return dt.timedelta(milliseconds=tombstone_retention_milliseconds(spark, snapshot))
 
 
 def retention_properties(days: int) -> dict[str, str]:
-    """Return the properties by which a table keeps its log and the files that a commit removed for so many days."""
+    """Return the table properties that keep log entries and removed files for ``days`` days."""
     duration = f"interval {days} days"
     return {"delta.deletedFileRetentionDuration": duration, "delta.logRetentionDuration": duration}
 
@@ -127,5 +128,5 @@ def table_location(spark: SparkSession, table: str) -> str:
 
 
 def delta_snapshot(spark: SparkSession, table: str) -> Any:
-    """Return Delta's snapshot of the table's newest version, without a Spark job over its history."""
+    """Return Delta's snapshot of the table's newest version; no Spark job reads the history."""
     return newest_snapshot(delta_table(spark, table))

@@ -1,1 +1,1 @@
-"""The Spark session of a job, its contract, user queries, Hadoop files and the macros that jobs share."""
+"""Spark for jobs: session, command line contract, user queries, Hadoop files and macros rendered to SQL."""

@@ -1,4 +1,4 @@
-"""A folder of any Hadoop file system (local, HDFS, an object store), and the small files in it."""
+"""Folders of any Hadoop file system (local, HDFS, an object store), and the small files in them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ OBJECT_STORES = {"s3", "s3a", "gs", "abfs", "abfss"}
 
 
 class HadoopFolder:
-    """A folder, which may be absent; its files are named relative to it.
+    """A folder, which may be absent; the paths of its files are relative to the folder.
 
-    ``raw`` gives the bytes as a disk holds them: without it Hadoop writes checksum files (``.x.crc``) beside the local
-    ones, hides them, and refuses a file that was edited since.
+    ``raw`` reads and writes local files without Hadoop's checksums. By default Hadoop writes a checksum file
+    (``.x.crc``) for each local file, hides it from listings, and refuses a file that was edited later.
     """
 
     def __init__(self, spark: SparkSession, path: str, *, raw: bool = False) -> None:
-        # Each name of a package that Python looks up is a call to the JVM: once, not for every file.
+        # Each lookup of a package name is a call to the JVM: look up the classes once, not for every file.
         self._path_class: Any = jvm(spark).org.apache.hadoop.fs.Path
         self._io: Any = jvm(spark).org.apache.commons.io.IOUtils
         given: Any = self._path_class(absolute(path))
         self.file_system: Any = given.getFileSystem(hadoop_configuration(spark))
-        """Hadoop's own, for what is not here."""
+        """Hadoop's FileSystem object, for operations that this class doesn't have."""
         if raw and self.scheme == "file":
             self.file_system = self.file_system.getRawFileSystem()
         self.root: Any = self.file_system.makeQualified(given)
@@ -37,31 +37,31 @@ class HadoopFolder:
 
     @property
     def scheme(self) -> str:
-        """What the URIs of its file system begin with: ``file``, ``hdfs``, ``s3a``…"""
+        """Return the scheme of the file system's URIs: ``file``, ``hdfs``, ``s3a``…"""
         return str(self.file_system.getUri().getScheme())
 
     def path(self, relative: str = "") -> Any:
-        """Return Hadoop's path of a file or folder in it."""
-        # Not Path(parent, text), which takes a name such as "12:00.json" for a URI.
+        """Return Hadoop's path of a file or folder in this folder."""
+        # Path(parent, text) would parse a name such as "12:00.json" as a URI.
         path = self.root
         for part in relative.split("/") if relative else ():
             path = self._path_class(path, self._path_class(None, None, part))
         return path
 
     def exists(self, relative: str = "") -> bool:
-        """Return whether there is such a file or folder."""
+        """Return whether the file or folder exists."""
         return bool(self.file_system.exists(self.path(relative)))
 
     def statuses(self, relative: str = "") -> list[Any]:
-        """Return Hadoop's status of each file and folder right in a folder; of an absent one, none."""
+        """Return Hadoop's status of each file and folder directly in a folder; an absent folder has none."""
         return list(self.file_system.listStatus(self.path(relative))) if self.exists(relative) else []
 
     def names(self, relative: str = "") -> list[str]:
-        """Return the names of the files and folders right in a folder, in order; of an absent one, none."""
+        """Return the sorted names of the files and folders directly in a folder; an absent folder has none."""
         return sorted(status.getPath().getName() for status in self.statuses(relative))
 
     def read(self, relative: str) -> bytes:
-        """Return the content of a small file that is there."""
+        """Return the content of an existing small file."""
         stream = self.file_system.open(self.path(relative))
         try:
             return bytes(self._io.toByteArray(stream))
@@ -73,7 +73,7 @@ class HadoopFolder:
         return self.read(relative).decode() if self.exists(relative) else None
 
     def write_text(self, relative: str, text: str) -> None:
-        """Write or replace a small UTF-8 file; it is empty for a moment."""
+        """Write or replace a small UTF-8 file; a reader may find it empty for a moment."""
         stream = self.file_system.create(self.path(relative), True)
         try:
             stream.write(bytearray(text, "utf-8"))
@@ -81,10 +81,11 @@ class HadoopFolder:
             stream.close()
 
     def create_text(self, relative: str, text: str) -> bool:
-        """Write a small UTF-8 file, whole or not at all; return False, and write nothing, if there is one already.
+        """Create a small UTF-8 file atomically; return False, and write nothing, if the file exists.
 
-        Of several processes at once one gets True: on a local disk, on HDFS, and in an object store that knows
-        conditional writes. In another one the last one wins, and the others notice unless it is later than their look.
+        If several processes call this at once, exactly one gets True on a local disk, on HDFS and in an object store
+        with conditional writes. Not guaranteed in an object store without conditional writes: there the last write
+        wins, and an earlier writer also gets True if it reads its file back before the last write.
         """
         if self.scheme in OBJECT_STORES:
             return self._put_once(relative, text)
@@ -93,7 +94,7 @@ class HadoopFolder:
         try:
             if self.scheme != "file":
                 return bool(self.file_system.rename(self.path(staging), self.path(relative)))
-            # Hadoop's rename of local files replaces the one that is there.
+            # For local files Hadoop's rename would replace an existing file.
             local = [Path(self.path(name).toUri().getPath()) for name in (relative, staging)]
             local[0].hardlink_to(local[1])
         except FileExistsError:
@@ -117,5 +118,5 @@ class HadoopFolder:
         return self.read_text(relative) == text
 
     def delete(self, relative: str = "") -> None:
-        """Delete a file or a folder with all in it, if it is there."""
+        """Delete a file, or a folder with all its files; do nothing if it is absent."""
         self.file_system.delete(self.path(relative), True)

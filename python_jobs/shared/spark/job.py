@@ -1,13 +1,13 @@
-"""The contract every job keeps: command line, report, exit code.
+"""The contract of every job: command line, report and exit code.
 
-A job module holds a frozen dataclass of parameters and one ``run(spark, parameters)``; its last lines are::
+A job module has a frozen dataclass of parameters and one function ``run(spark, parameters)``. Its last lines are::
 
     if __name__ == "__main__":
         run_job(Parameters, run)
 
-``run_job`` turns the dataclass into the command line (``--config FILE.yml`` and ``--report PATH`` included),
-starts Spark, calls ``run`` and prints what it returns as one JSON object, the last line of standard output.
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 data refused, 4 not ready.
+``run_job`` makes a command line from the dataclass, with ``--config FILE.yml`` and ``--report PATH``. It starts Spark,
+calls ``run`` and prints the returned report as one JSON object, the last line of standard output. Exit codes: 0 done,
+1 failed, 2 wrong use, 3 data refused, 4 not ready.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def run_job(
     run: Callable[[SparkSession, Parameters], Report],
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
-    """Run one job as a process: parse, start Spark, run, report, exit with the contract's code.
+    """Run one job as a process: parse the command line, start Spark, run, print the report, exit with its code.
 
-    A known failure prints one sentence on standard error. Anything else keeps its stack trace: it is a
-    fault of ours and the trace is what we need.
+    A known failure prints one sentence on standard error. Any other failure is a fault of this package and keeps its
+    stack trace, because we need the trace to find the fault.
     """
 
     def run_on_spark(parameters: Parameters) -> Report:
@@ -60,7 +60,7 @@ def run_job(
     run_program(parameters_class, run_on_spark, argv)
 
 
-# What a user can mend, by what Spark says of it; everything else is shown whole.
+# Failures that a user can fix, by a part of Spark's message; all other failures keep their trace.
 _KNOWN_FAILURES = {
     "java.nio.file.AccessDeniedException": "permission denied",
     "org.apache.hadoop.security.AccessControlException": "permission denied",
@@ -78,7 +78,7 @@ _KNOWN_FAILURES = {
 
 
 def known_failure(failure: Exception) -> str | None:
-    """Return one sentence for a failure that the user can mend, or None for any other."""
+    """Return one sentence for a failure that the user can fix, or None for any other failure."""
     text = str(failure)
     for sign, sentence in _KNOWN_FAILURES.items():
         if sign in text:
@@ -88,18 +88,20 @@ def known_failure(failure: Exception) -> str | None:
 
 
 def unreadable_file(failure: Exception) -> str | None:
-    """Return which file could not be read and why, or None if that is not what failed."""
+    """Return which file could not be read and why, or None if the failure has another cause."""
     named = re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", str(failure))
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
 
 
 @contextmanager
 def unreadable_files_refused(consequence: str) -> Iterator[None]:
-    """Say which file can't be read, and what became of the run; any other failure keeps its trace.
+    """Raise an unreadable file in the block as one sentence: the file, the cause and ``consequence`` for the run.
+
+    Any other failure keeps its trace.
 
     Raises:
-        DataRefused: a record doesn't fit the schema.
-        JobFailed: the file itself can't be read.
+        DataRefused: a record of the file doesn't fit the schema.
+        JobFailed: the file can't be read for another reason.
     """
     try:
         yield

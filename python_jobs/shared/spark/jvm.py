@@ -1,6 +1,6 @@
-"""Everything that reaches through PySpark into the JVM: the only module that uses its private attributes.
+"""Access to the JVM behind PySpark: the only module that uses PySpark's private attributes.
 
-Spark Connect has none of them, so jobs need a classic session.
+Spark Connect doesn't have these attributes, so jobs need a classic session.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _NOT_CLASSIC = (
 
 
 def refuse_connect_settings() -> None:
-    """Refuse an environment in which PySpark would start a session of Spark Connect.
+    """Refuse environment variables with which PySpark would start a session of Spark Connect.
 
     Raises:
-        WrongUse: it would.
+        WrongUse: SPARK_REMOTE is set, or SPARK_API_MODE is ``connect``.
     """
     if os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_API_MODE", "").lower() == "connect":
         raise WrongUse(_NOT_CLASSIC)
@@ -33,7 +33,7 @@ def require_classic(spark: Any) -> None:
     """Refuse a session of Spark Connect.
 
     Raises:
-        WrongUse: it is one.
+        WrongUse: the session is one of Spark Connect.
     """
     if not isinstance(spark, SparkSession):
         raise WrongUse(_NOT_CLASSIC)
@@ -46,13 +46,13 @@ def jvm(spark: SparkSession) -> Any:
 
 
 def hadoop_configuration(spark: SparkSession) -> Any:
-    """Return Hadoop's settings of the session."""
+    """Return the Hadoop configuration of the session."""
     require_classic(spark)
     return spark._jsc.hadoopConfiguration()
 
 
 def java_array(spark: SparkSession, kind: Any, *items: Any) -> Any:
-    """Return a Java array of ``items`` of a class."""
+    """Return a Java array with ``items``; ``kind`` is the Java class of its elements."""
     gateway: Any = spark.sparkContext._gateway
     array = gateway.new_array(kind, len(items))
     for position, item in enumerate(items):
@@ -61,12 +61,12 @@ def java_array(spark: SparkSession, kind: Any, *items: Any) -> Any:
 
 
 def analyzed_plan(rows: DataFrame) -> Any:
-    """Return the logical plan of rows, with names resolved and nothing optimised."""
+    """Return the analyzed logical plan of a DataFrame: its names are resolved, and it is not optimized."""
     return _query_execution(rows).analyzed()
 
 
 def executed_plan(rows: DataFrame) -> Any:
-    """Return the physical plan of rows."""
+    """Return the physical plan of a DataFrame."""
     return _query_execution(rows).executedPlan()
 
 
@@ -76,23 +76,23 @@ def _query_execution(rows: DataFrame) -> Any:
 
 
 def data_frame(spark: SparkSession, dataset: Any) -> DataFrame:
-    """Return the rows of a Scala Dataset."""
+    """Return a Scala Dataset as a DataFrame."""
     return DataFrame(dataset, spark)
 
 
 def delta_log(table: DeltaTable) -> Any:
-    """Return Delta's log of a table."""
+    """Return Delta's ``DeltaLog`` object of a table."""
     return table._jdt.deltaLog()
 
 
 def newest_snapshot(table: DeltaTable) -> Any:
-    """Return Delta's snapshot of the table's newest version, without a Spark job over its history."""
+    """Return Delta's snapshot of the table's newest version; no Spark job reads the history."""
     log = delta_log(table)
     defaults = [getattr(log, f"update$default${position}")() for position in (1, 2, 3)]
     return log.update(*defaults)
 
 
 def tombstone_retention_milliseconds(spark: SparkSession, snapshot: Any) -> int:
-    """Return how long a table's vacuum keeps the files that a commit removed."""
+    """Return how many milliseconds a vacuum keeps the files that a commit has removed."""
     log = jvm(spark).org.apache.spark.sql.delta.DeltaLog
     return int(log.tombstoneRetentionMillis(snapshot.metadata()))

@@ -1,12 +1,12 @@
-"""SQL of the package's macros for jobs: a rule that both forms of a pattern need is written once, as a macro.
+"""SQL for jobs, rendered from the package's dbt macros: a rule for dbt and for jobs is written once, as a macro.
 
-dbt renders macros with Jinja and hands them an adapter, a model's configuration and a connection. A job has Spark for
-all of that::
+dbt renders macros with Jinja and gives them an adapter, a model's configuration and a connection. This module gives
+them Spark instead::
 
     macros = Macros(spark, ["idempotency/merger/merge.sql", "shared/literals.sql", …], {"unique_key": ["id"]})
     spark.sql(macros.call("_merger_latest", merger, "changes"))
 
-Only macros that render SQL or return values can be called so; those that run statements need dbt.
+A job can call macros that render SQL or return values. Macros that run statements need dbt.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pyspark.sql import SparkSession
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.sql_text import identifier
 
-# A link in the repository, files in the wheel, which may be imported as an archive.
+# A symbolic link in the repository; files in the wheel, which Python may import as an archive.
 _MACROS: Any = importlib.resources.files("python_jobs") / "macros"
 
 
 class Macros:
-    """Macros of some files, callable with what dbt would give them."""
+    """Macros of some files, which a job can call as dbt calls them."""
 
     def __init__(
         self, spark: SparkSession, files: Sequence[str], configuration: Mapping[str, Any] | None = None
@@ -35,9 +35,9 @@ class Macros:
         """Load the files.
 
         Args:
-            spark: runs what a macro looks up.
-            files: below ``macros/``; a macro finds those of all of them.
-            configuration: what ``config.get`` returns, as a model would set it.
+            spark: session that runs the queries of a macro.
+            files: paths below ``macros/``; a macro can call the macros of all files.
+            configuration: values that ``config.get`` returns to a macro, as a model would set them; default none.
         """
         environment = jinja2.Environment(extensions=["jinja2.ext.do"], autoescape=False)
         environment.globals |= {
@@ -57,10 +57,10 @@ class Macros:
             self._macros |= context.vars
 
     def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
-        """Return what a macro hands back by ``return``, or else its text.
+        """Return the value that a macro passes to ``return``; for a macro without ``return``, its text.
 
         Raises:
-            WrongUse: the macro refuses its arguments, with its own sentence.
+            WrongUse: the macro refuses its arguments; the message is the macro's sentence.
         """
         try:
             return self._macros[name](*arguments, **keywords)

@@ -1,4 +1,4 @@
-"""SQL that a user gives a job, as text or as a file, over the DataFrames that the job names in it."""
+"""SQL queries that a user gives to a job, as text or as a file; the job replaces names in braces by DataFrames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from python_jobs.shared.core.failures import DataRefused, WrongUse
 
 
 def query_text(query: str) -> str:
-    """Return the SQL of a parameter that holds it, or the name of its .sql file.
+    """Return the SQL of a parameter: the parameter is SQL or the path of a .sql file.
 
     Raises:
         WrongUse: the file can't be read.
@@ -26,32 +26,34 @@ def query_text(query: str) -> str:
 
 
 def user_query(spark: SparkSession, text: str, **values: Any) -> DataFrame:
-    """Return the rows of a user's SQL, with a DataFrame or a literal for each ``{name}`` in it.
+    """Return the rows of a user's SQL query, with a DataFrame or a literal for each ``{name}`` in it.
 
     Raises:
-        WrongUse: it can't be analyzed, or has another name in braces.
+        WrongUse: Spark can't analyze the query, or the query has an unknown name in braces.
     """
     try:
         return spark.sql(text, **values)
     except (KeyError, IndexError, ValueError):
         names = " and ".join(f"{{{name}}}" for name in values)
-        raise WrongUse(f"the query can't be used: it may have {names} in braces and nothing else") from None
+        raise WrongUse(f"the query can't be used: in braces it may have {names} and no other name") from None
     except (AnalysisException, ParseException) as failure:
         raise WrongUse(f"the query can't be used ({first_line(failure)})") from None
 
 
 def require_rows(rows: DataFrame, min_rows: int, table: str) -> None:
-    """Refuse fewer than ``min_rows`` rows for a table; asking costs an action that reads as many, 0 asks nothing.
+    """Refuse fewer than ``min_rows`` rows for a table.
+
+    The check is one Spark action that reads up to ``min_rows`` rows; with 0 there is no check.
 
     Raises:
-        DataRefused: there are fewer.
+        DataRefused: there are fewer rows.
     """
     if min_rows and (found := rows.limit(min_rows).count()) < min_rows:
         raise DataRefused(
-            f"{found} rows for {table}, allowed are {min_rows} or more (min_rows); it stays as it is"
+            f"{found} rows for {table}, allowed are {min_rows} or more (min_rows); the table stays as it is"
         )
 
 
 def first_line(failure: Exception) -> str:
-    """Return what Spark says first of a statement that it can't analyze."""
+    """Return the first line of Spark's message, up to 300 characters."""
     return str(failure).splitlines()[0][:300]

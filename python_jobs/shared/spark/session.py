@@ -1,4 +1,4 @@
-"""The Spark session of a job: settings come from conf/spark-defaults.conf and spark-submit, never from code."""
+"""The Spark session of a job. Its settings come from conf/spark-defaults.conf and spark-submit, never from code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.jvm import refuse_connect_settings, require_classic
 
-# They print each exception as JSON, also one that the caller handles; what nobody handles is shown anyway.
+# These loggers print each exception as JSON, even if the caller handles it; Python shows an unhandled one anyway.
 _LOGGERS_OF_EXCEPTIONS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -20,8 +20,8 @@ def spark_session(app_name: str) -> SparkSession:
     """Return the session that spark-submit started, or start one from SPARK_CONF_DIR.
 
     Raises:
-        WrongUse: it is a session of Spark Connect, or Delta Lake is not configured, which would only show
-            at the first write otherwise.
+        WrongUse: the session is one of Spark Connect, or Delta Lake is not configured. Without this check a missing
+            Delta Lake would fail only at the first write.
     """
     refuse_connect_settings()
     for name in _LOGGERS_OF_EXCEPTIONS:
@@ -38,7 +38,7 @@ def spark_session(app_name: str) -> SparkSession:
 
 @contextmanager
 def settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings for the block and put back what was there before."""
+    """Set session settings for the block and restore the former values at its end."""
     before = {name: spark.conf.get(name, None) for name in values}
     try:
         for name, value in values.items():

@@ -1,6 +1,6 @@
-"""Text of SQL that jobs put together: names and values, quoted and escaped. No other module writes quotes around them.
+"""Quoted names and escaped values for the SQL that jobs build. No other module writes quotes around them.
 
-User input that is SQL itself (a query, a condition, an expression) goes in as it is.
+User input that is SQL (a query, a condition, an expression) is not quoted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from python_jobs.shared.core.paths import absolute, is_path
 
 
 def identifier(name: str) -> str:
-    """Return the name of a column or a field as it is written in SQL.
+    """Return the name of a column or a field, quoted for SQL.
 
     >>> identifier("a`b c")
     '`a``b c`'
@@ -24,22 +24,22 @@ def identifier(name: str) -> str:
 
 
 def named_column(name: str, of: str | None = None) -> Column:
-    """Return a column by its whole name, whatever is in it; ``of`` is the struct or the relation that has it."""
+    """Return a column by its whole name, which may have any characters; ``of`` is the struct or relation around it."""
     return F.col(identifier(name) if of is None else f"{identifier(of)}.{identifier(name)}")
 
 
 def named_columns(names: Iterable[str]) -> list[Column]:
-    """Return columns by their whole names."""
+    """Return columns by their whole names, which may have any characters."""
     return [named_column(name) for name in names]
 
 
 def table_name(table: str) -> str:
-    """Return a table as it is written in SQL: the catalog name as given, or ``delta.`path```."""
+    """Return a table for SQL: a catalog name unchanged, a path as ``delta.`path```."""
     return f"delta.{identifier(absolute(table))}" if is_path(table) else table
 
 
 def string_literal(text: str) -> str:
-    r"""Return a text as a literal of Spark's SQL.
+    r"""Return a text as a Spark SQL literal.
 
     >>> print(string_literal("it's a \\"))
     'it\'s a \\'
@@ -48,7 +48,7 @@ def string_literal(text: str) -> str:
 
 
 def timestamp_literal(moment: dt.datetime) -> str:
-    """Return an aware time as a literal that no session's zone changes.
+    """Return an aware time as a SQL literal that doesn't depend on the session's time zone.
 
     >>> timestamp_literal(dt.datetime(2024, 3, 1, 10, tzinfo=dt.UTC))
     "timestamp'2024-03-01 10:00:00.000000+00:00'"
@@ -57,12 +57,12 @@ def timestamp_literal(moment: dt.datetime) -> str:
 
 
 def date_literal(date: dt.date) -> str:
-    """Return a date as a literal."""
+    """Return a date as a SQL literal."""
     return f"date'{date:%Y-%m-%d}'"
 
 
 def same_columns(names: Iterable[str], *, null_safe: bool) -> str:
-    """Return the condition by which rows ``t`` and ``s`` of a merge are the same; NULL equals NULL if ``null_safe``.
+    """Return the SQL condition that rows ``t`` and ``s`` have equal columns; NULL equals NULL if ``null_safe``.
 
     >>> same_columns(["id"], null_safe=True)
     't.`id` <=> s.`id`'
@@ -72,7 +72,7 @@ def same_columns(names: Iterable[str], *, null_safe: bool) -> str:
 
 
 def properties_list(properties: Mapping[str, str]) -> str:
-    """Return table properties as ``set tblproperties`` takes them.
+    """Return table properties as the list that ``set tblproperties`` takes.
 
     >>> properties_list({"a": "1"})
     "('a' = '1')"

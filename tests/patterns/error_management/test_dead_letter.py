@@ -440,7 +440,7 @@ def test_checkpoint_of_another_query_is_refused_in_one_sentence(stream: Stream) 
     stream.append(VALID)
     stream.run()
     with pytest.raises(
-        WrongUse, match=r"was made for another target; give this query a checkpoint of its own"
+        WrongUse, match=r"was made for another target; give this query another checkpoint folder"
     ):
         stream.run(target=stream.path("other"))
     # The same path, made anew: the progress would skip what it never held.

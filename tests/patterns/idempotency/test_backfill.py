@@ -426,7 +426,7 @@ def test_rows_of_other_dates_are_refused(views: Views) -> None:
     day = "2024-03-02"
     backfill = Backfill(views.spark, views.parameters("x", day, day, query=query, tolerance=1), 0)
     before = latest_version(views.spark, views.target)
-    with pytest.raises(DataRefused, match=r"a row for .* is outside of what is overwritten"):
+    with pytest.raises(DataRefused, match=r"a row for .* lies outside of the slice that is overwritten"):
         backfill.replace(Chunk(day, day), {})
     assert latest_version(views.spark, views.target) == before
 

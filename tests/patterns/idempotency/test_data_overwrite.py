@@ -208,14 +208,14 @@ def test_a_row_outside_of_the_condition_refuses_the_run(
     spark: SparkSession, numbers: str, outside: str | None
 ) -> None:
     with pytest.raises(
-        DataRefused, match=r"outside of what is overwritten \(part = 'a'\); the table stays as it is"
+        DataRefused, match=r"outside of the slice that is overwritten \(part = 'a'\); the table stays as it is"
     ):
         overwrite(spark, frame(spark, (1, "a"), (9, outside)), numbers, "part = 'a'")
     assert_rows(held(spark, numbers), [(1, "a"), (2, "a"), (3, "b"), (4, None)])
 
 
 def test_the_first_run_checks_its_rows_too(spark: SparkSession, table_path: str) -> None:
-    with pytest.raises(DataRefused, match="outside of what is overwritten"):
+    with pytest.raises(DataRefused, match="outside of the slice that is overwritten"):
         overwrite(spark, frame(spark, (1, "a"), (2, "b")), table_path, "part = 'a'", partitioned_by=["part"])
     overwrite(spark, frame(spark, (1, "a")), table_path, "part = 'a'")
     assert_rows(held(spark, table_path), [(1, "a")])

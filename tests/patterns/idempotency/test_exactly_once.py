@@ -69,7 +69,7 @@ def test_a_new_checkpoint_is_refused_by_tables_that_the_query_has_filled(
     assert claimed(lost) == claimed(lost), "a table that isn't there yet holds nothing"
     write_once(spark, rows, table, transaction=(claimed(lost), 0))
     with pytest.raises(
-        WrongUse, match=r"'.*new' is new, and the table '.*visits' holds what this query wrote"
+        WrongUse, match=r"'.*new' is new, but this query has already written to the table '.*visits'"
     ):
         claimed(new)
     assert claimed(str(tmp_path / "beside"), query="another query into the same table")
@@ -97,7 +97,7 @@ def test_a_declared_stream_knows_its_tables_by_their_ids_and_asks_those_that_it_
     writer = claimed("lost")
     write_once(spark, rows, target, transaction=(writer, 0))
     with pytest.raises(
-        WrongUse, match=r"'.*new' is new, and the table '.*target' holds what this query wrote"
+        WrongUse, match=r"'.*new' is new, but this query has already written to the table '.*target'"
     ):
         claimed("new")
     assert claimed("new", start_over=True) not in (writer, None)

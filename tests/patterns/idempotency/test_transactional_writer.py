@@ -249,7 +249,7 @@ def test_wrong_use_is_refused_in_one_sentence(lake: Lake) -> None:
         ({"write": {lake.path("visits"): "select 1"}}, "can't be source and target"),
         ({"run": "yesterday"}, "'yesterday' is not a time"),
         ({"generation": -1}, "generation must be 0 or more, got -1"),
-        ({"write": {lake.path("phones"): "select {visits}"}}, r"may have \{source\} and \{run\} in braces"),
+        ({"write": {lake.path("phones"): "select {visits}"}}, r"in braces it may have \{source\} and \{run\}"),
     ]:  # fmt: skip
         with pytest.raises(WrongUse, match=sentence):
             lake.run(**({"run": "2024-11-20"} | changes))  # type: ignore[arg-type]

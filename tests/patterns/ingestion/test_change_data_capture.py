@@ -239,7 +239,7 @@ def test_the_checkpoint_and_the_table_of_another_job_are_refused(bronze, broker,
     bronze.load()
     other = broker.create_topic(bronze.topic + "_other")
     with pytest.raises(
-        WrongUse, match="was made for another topics; give this query a checkpoint of its own"
+        WrongUse, match="was made for another topics; give this query another checkpoint folder"
     ):
         bronze.load(topics=[other])
     table = str(tmp_path / "other")
