@@ -208,7 +208,8 @@ def test_a_row_outside_of_the_condition_refuses_the_run(
     spark: SparkSession, numbers: str, outside: str | None
 ) -> None:
     with pytest.raises(
-        DataRefused, match=r"outside of the slice that is overwritten \(part = 'a'\); the table stays as it is"
+        DataRefused,
+        match=r"outside of the slice that is overwritten \(part = 'a'\); the table stays as it is",
     ):
         overwrite(spark, frame(spark, (1, "a"), (9, outside)), numbers, "part = 'a'")
     assert_rows(held(spark, numbers), [(1, "a"), (2, "a"), (3, "b"), (4, None)])
