@@ -1,10 +1,12 @@
-"""Ledger of backfills: a Delta table that only grows, with a row for whatever happens to a chunk.
+"""Ledger of backfills: an append-only Delta table with one row for each event of a chunk.
 
-All chunks of a job are registered as pending in one commit, before any work: what is not there can't be counted. Then
-each try of a chunk adds its outcome. The state of a chunk is its last row; once done it stays done.
+Before any work, one commit registers all chunks of a job as pending, so that the ledger can count the chunks that are
+not done. Then each attempt of a chunk adds a row with its outcome. The state of a chunk is its last row; a chunk that
+is done stays done.
 
-Outcomes are plain appends, which never meet. Registering depends on what other jobs have registered, so two of them
-can't pass side by side (:mod:`python_jobs.shared.delta.optimistic_writes`).
+Outcomes are plain appends, which never conflict. A registration depends on the registrations of other jobs, so it is an
+optimistic write: of two concurrent registrations the later is recomputed
+(:mod:`python_jobs.shared.delta.optimistic_writes`).
 """
 
 from __future__ import annotations
@@ -30,22 +32,22 @@ _COLUMNS = (
     "source_rows long, rows_before long, rows long, changed_dates int, content_hash string, table_version long, "
     "error string, recorded_at timestamp, format_version int"
 )
-# Of these a job must be the same when it is run again.
+# Values that a job must keep when it runs again.
 _OF_A_JOB = ("target_id", "source_id", "pipeline_version", "query_hash")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job works on, fixed when it is registered."""
+    """Tables, versions and query of a job, fixed when the job is registered."""
 
     job_id: str
     target: str
     target_id: str
-    """Tells the table from another one made in its place."""
+    """Id of the target; a recreated table has another id."""
     source: str
     source_id: str
     source_version: int
-    """Version of the source that each chunk is computed from."""
+    """Version of the source from which all chunks are computed."""
     pipeline_version: str
     query_hash: str
     """SHA-256 of the query."""
@@ -53,25 +55,25 @@ class Job:
 
 @dataclass(frozen=True)
 class ChunkState:
-    """One chunk and what has become of it."""
+    """State of one chunk: its status and the outcome of its last attempt."""
 
     status: ChunkStatus = "pending"
     attempt: int = 0
-    """How many times it was tried."""
+    """Number of attempts so far."""
     source_rows: int | None = None
-    """Rows of the source for the chunk's dates."""
+    """Number of source rows for the chunk's dates."""
     rows_before: int | None = None
-    """Rows that were replaced."""
+    """Number of rows that the attempt replaced."""
     rows: int | None = None
-    """Rows that replaced them."""
+    """Number of new rows."""
     changed_dates: int | None = None
-    """Dates whose content is another one now."""
+    """Number of dates whose content has changed."""
     content_hash: str | None = None
-    """Equal for two chunks with the same rows; float, double and map columns don't count."""
+    """Hash of the new rows, equal for equal rows; it leaves out float, double and map columns."""
     table_version: int | None = None
-    """Version of the target that holds them; None if Delta had nothing to commit."""
+    """Version of the target with the new rows; None if Delta wrote no commit because there was nothing to write."""
     error: str | None = None
-    """Why it failed."""
+    """Cause of a failed attempt."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,11 @@ class RegisteredJob:
 
     @property
     def unfinished(self) -> list[Chunk]:
-        """The chunks that running the job again would do."""
+        """Return the chunks that a rerun of the job would process."""
         return [chunk for chunk, state in self.chunks.items() if state.status in ("pending", "failed")]
 
     def progress(self) -> dict[str, Any]:
-        """Return the job's report: how far it is, and each chunk."""
+        """Return the job's report: its status, the percentage of done chunks, and the state of each chunk."""
         statuses = [state.status for state in self.chunks.values()]
         return {
             "job_id": self.job.job_id,
@@ -104,7 +106,7 @@ class RegisteredJob:
 
 
 class Ledger:
-    """The ledger in a Delta table, by path or catalog name; made by the first job. One may serve many targets."""
+    """The ledger in a Delta table, by path or catalog name. The first job creates it; it may serve many targets."""
 
     def __init__(self, spark: SparkSession, table: str, clock: Callable[[], dt.datetime]) -> None:
         self._spark, self.table, self._clock = spark, table, clock
@@ -133,7 +135,7 @@ class Ledger:
         """Return one job.
 
         Raises:
-            NotReady: it was not registered.
+            NotReady: the ledger has no such job.
         """
         jobs = self.jobs()
         if job_id not in jobs:
@@ -141,11 +143,12 @@ class Ledger:
         return jobs[job_id]
 
     def register(self, job: Job, chunks: Iterable[Chunk]) -> RegisteredJob:
-        """Enter a job with all its chunks as pending; one that is there goes on as it was registered.
+        """Register a job with all its chunks as pending; if it is already registered, return it with its states.
 
         Raises:
-            WrongUse: the job is there with another target, source, query, version or other dates, or was abandoned.
-            NotReady: a job that has not finished covers a date of this one.
+            WrongUse: the job is registered with another target, source, query, version or other dates, or was
+                abandoned.
+            NotReady: an unfinished job covers a date of this job.
         """
         wanted = sorted(chunks)
 
@@ -161,14 +164,14 @@ class Ledger:
         return change(self._spark, self.table, _APP, new_rows)
 
     def record(self, job: Job, outcomes: Mapping[Chunk, ChunkState]) -> None:
-        """Add the outcome of chunks."""
+        """Append the outcomes of chunks."""
         write_once(self._spark, self._rows(job, outcomes), self.table)
 
     def abandon(self, job_id: str) -> RegisteredJob:
-        """End a job that will not be run again, so that others may cover its dates; return it as it is then.
+        """End a job that will not run again, so that other jobs may cover its dates; return the abandoned job.
 
         Raises:
-            NotReady: it was not registered.
+            NotReady: the ledger has no such job.
         """
         registered = self.job(job_id)
         given_up = {
@@ -194,7 +197,7 @@ class Ledger:
             for chunk, state in states.items()
         ]
         names = [column.split()[0] for column in _COLUMNS.split(", ")]
-        # The schema is given: of columns that are all NULL Spark could infer none.
+        # The schema is explicit because Spark can't infer the type of a column that is always NULL.
         return self._spark.createDataFrame(
             [tuple(row[name] for name in names) for row in rows], _COLUMNS
         ).coalesce(1)
@@ -224,5 +227,5 @@ def _require_free(jobs: Iterable[RegisteredJob], job: Job, chunks: list[Chunk]) 
             if any(chunk.overlaps(mine) for mine in chunks):
                 raise NotReady(
                     f"the job '{other.job.job_id}' has not finished {chunk} of {job.target}; wait for it, run it "
-                    "again, or end it by --action abandon"
+                    "again, or end it with --action abandon"
                 )

@@ -1,6 +1,7 @@
-"""What a backfill does and what it refuses: plain functions, without Spark, for the job and for orchestrators.
+"""Plan of a backfill: chunks, progress and guards, as plain functions without Spark for the job and orchestrators.
 
-Dates are ISO texts (2024-12-31) in UTC, ranges hold both their ends. An orchestrator that maps a task over chunks::
+Dates are ISO texts (2024-12-31) in UTC; a range includes its first and its last date. An orchestrator maps a task over
+chunks like this::
 
     from python_jobs.idempotency.backfill_plan import chunks_of
 
@@ -35,15 +36,15 @@ class Chunk:
 
     @property
     def dates(self) -> list[str]:
-        """The chunk's dates, in order."""
+        """Return the chunk's dates, in order."""
         return dates_between(self.first, self.last)
 
     def overlaps(self, other: Chunk) -> bool:
-        """Return whether a date is in both."""
+        """Return whether both chunks have a common date."""
         return self.first <= other.last and other.first <= self.last
 
     def widened(self, days: int) -> Chunk:
-        """Return the chunk with so many days more on each side."""
+        """Return the chunk with ``days`` more days on each side."""
         return Chunk(days_before(self.first, days), days_before(self.last, -days))
 
 
@@ -54,7 +55,7 @@ def chunks_of(first: str, last: str, days: int = 7) -> list[Chunk]:
     ['2024-02-27..2024-02-28', '2024-02-29..2024-03-01', '2024-03-02']
 
     Raises:
-        ValueError: ``first`` is after ``last``, ``days`` is not positive, or a date is none.
+        ValueError: ``first`` is after ``last``, ``days`` is not positive, or a text is no date.
     """
     if parse_date(first) > parse_date(last):
         raise ValueError(f"the backfill from {first} to {last} is empty; from must not be after to")
@@ -65,7 +66,7 @@ def chunks_of(first: str, last: str, days: int = 7) -> list[Chunk]:
 
 
 def open_dates(first: str, last: str, now: dt.datetime) -> list[str]:
-    """Return the dates of the range that aren't over in UTC: the live job still writes them."""
+    """Return the dates of the range that have not ended in UTC: the regular job still writes them."""
     today = now.astimezone(dt.UTC).date().isoformat()
     return [date for date in dates_between(first, last) if date >= today]
 
@@ -74,7 +75,7 @@ def open_dates(first: str, last: str, now: dt.datetime) -> list[str]:
 
 
 def job_status(statuses: Collection[ChunkStatus]) -> JobStatus:
-    """Return the status of a job from those of its chunks."""
+    """Return the status of a job, given the statuses of its chunks."""
     if "abandoned" in statuses:
         return "abandoned"
     if "pending" in statuses:
@@ -83,7 +84,7 @@ def job_status(statuses: Collection[ChunkStatus]) -> JobStatus:
 
 
 def percent_done(statuses: Sequence[ChunkStatus]) -> int:
-    """Return how many of a hundred chunks are done, rounded down: 100 means all of them."""
+    """Return the percentage of chunks that are done, rounded down: 100 means that all chunks are done."""
     return 100 * statuses.count("done") // len(statuses)
 
 
@@ -93,13 +94,13 @@ def percent_done(statuses: Sequence[ChunkStatus]) -> int:
 def missing_source(
     source_rows: int, target_rows: int, is_complete: bool | None, min_share: float
 ) -> str | None:
-    """Return why the source of one date can't be what the target was made from; None if it can.
+    """Return why the source no longer has all data of one date; None if it may have.
 
     Args:
-        source_rows: rows that the source has for the date now.
-        target_rows: rows that would be replaced.
-        is_complete: what the producer's marker says; None: there are no markers.
-        min_share: fewer source rows than this share of the target's are refused.
+        source_rows: number of rows that the source has for the date now.
+        target_rows: number of rows that the backfill would replace.
+        is_complete: whether the producer's marker exists; None if the source has no markers.
+        min_share: minimum of source rows as a share of the target rows; fewer are refused.
     """
     if is_complete is not None:
         return None if is_complete else "its source has no marker, so it is not complete"
@@ -110,18 +111,19 @@ def missing_source(
 
 @dataclass(frozen=True)
 class Profile:
-    """What is compared of one date before and after."""
+    """Profile of one date's rows, by which the old and the new rows are compared."""
 
     rows: int
+    """Number of rows."""
     content: int = 0
-    """Sum over the rows of a number made from each one's content: equal for equal rows in any order."""
+    """Sum of the rows' hashes: equal for equal rows in any order."""
     totals: Mapping[str, float | None] = field(default_factory=dict)
-    """Sum of each compared column; None if all of it is NULL."""
+    """Sum of each compared column; None if all its values are NULL."""
     nulls: Mapping[str, int] = field(default_factory=dict)
-    """Rows with NULL, by column."""
+    """Number of rows with NULL, by column."""
 
     def has_content_of(self, other: Profile) -> bool:
-        """Return whether both have the same rows."""
+        """Return whether both profiles have the same number of rows and the same content."""
         return (self.rows, self.content) == (other.rows, other.content)
 
 
@@ -129,16 +131,16 @@ NO_ROWS = Profile(0)
 
 
 def deviations(old: Profile, new: Profile, tolerance: float) -> list[str]:
-    """Return in what a date's new rows differ from the old ones by more than the tolerance.
+    """Return the differences between a date's old and new rows that exceed the tolerance, one sentence each.
 
-    A date without old rows has nothing to be compared with, and an old total that is NaN or infinite neither. A new
-    total that is NaN or infinite is always a fault.
+    A date without old rows is not compared, and a total whose old value is NaN or infinite is not compared. A new total
+    that is NaN or infinite is always a fault.
 
     Args:
-        old: of the rows that would be replaced.
-        new: of the rows that would replace them.
-        tolerance: 0.2 lets the number of rows and each total change by a fifth, and the share of NULL in a column grow
-            by 0.2.
+        old: profile of the rows that would be replaced.
+        new: profile of the rows that would replace them.
+        tolerance: allowed relative change of the number of rows and of each total, and allowed growth of the share of
+            NULL in a column. With 0.2 a total may change by a fifth, and 10 % NULL may grow to 30 %.
     """
     faults = [
         f"{name} sums up to {total}, which is no number"

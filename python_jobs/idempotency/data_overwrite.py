@@ -1,24 +1,27 @@
-"""Data Overwrite: replace the rows of a table, of a partition or of a condition in the write itself.
+"""Data Overwrite: replace a table, a partition or the rows that match a condition, in one write.
 
 Problem: a daily job that appends doubles its rows when a day runs again. DELETE and then INSERT are two commits: a
-crash in between leaves a hole, and readers see it. An overwrite in Spark's dynamic mode keeps the rows of a day that
-has none any more, and in static mode it wipes all the other days.
+crash between them leaves the day without rows, and readers see this. An overwrite in Spark's dynamic mode keeps the old
+rows of a day that has no new rows. An overwrite in static mode deletes all other days.
 
-Guarantee on Delta: what ``--partition`` or ``--where`` names, or the whole table, is replaced in one commit. Readers
-see the rows before or the new ones; a run that dies has changed nothing. Zero rows clear the slice. A row outside of
-it, NULL in its columns included, refuses the run with the table as it was. The query may read the table that it
-overwrites. The rows before stay readable by their version until VACUUM.
+Guarantee on Delta: one commit replaces the slice, which is ``--partition``, ``--where`` or the whole table. Readers see
+the old rows or the new rows; a run that dies has changed nothing. Zero rows clear the slice. If a row lies outside of
+the slice (also because of NULL in its columns), the run is refused and the table stays unchanged. The query may read
+the table that it overwrites. The old rows stay readable by their version until VACUUM.
 
-Guarantee on plain files (``--target_format parquet``, ``json``, ``csv``, ``text``): Spark's own overwrite deletes
-first, so a job that fails leaves an empty folder, and it can't read what it overwrites. Here the new files are complete
-in a folder beside before the old ones make place, by two renames on a local or mounted file system. Dying between these
-two leaves the slice absent until the next run, which puts it back first; a query that reads meanwhile fails, as its
-files are gone. Two runs on one folder: the second is refused.
+Guarantee on plain files (``--target_format parquet``, ``json``, ``csv``, ``text``): the old files stay until the new
+files are complete. Spark's overwrite deletes first, so a failed job leaves an empty folder, and a query can't read the
+folder that it overwrites. This job writes the new files to a staging folder and swaps the folders by two renames, on a
+local or mounted file system. Of two runs on one folder, the second is refused.
 
-A source without a single file is not an empty one: it is refused (exit code 4), and nothing is cleared.
+Not guaranteed on plain files: after a crash between the two renames the slice is absent until the next run, which
+restores it first. A query that reads during the swap fails because its files are gone.
 
-Cost: a partition is replaced by the names of its files in the log, none is read; any other condition rewrites each file
-that also holds other rows. ``--min_rows`` above 0 runs the query once more. Replaced files stay on disk until VACUUM.
+A source without any file does not count as empty: it is refused (exit code 4), and nothing is cleared.
+
+Cost: replacing a partition reads no data file, because the log has the names of its files. Any other condition rewrites
+each file that also has other rows. ``--min_rows`` above 0 runs the query twice. Replaced files stay on disk until
+VACUUM.
 
     spark-submit python_jobs/idempotency/data_overwrite.py \\
         --source landing/devices/date=2024-09-22 --format csv --delimiter ";" \\
@@ -61,39 +64,39 @@ from python_jobs.shared.spark.sql_text import named_column
 
 NOTE = "data_overwrite"
 
-# As a folder's name and between quotes a value means the same.
+# Values that need no escape, neither as the name of a folder nor in quotes.
 _PARTITION_VALUE = re.compile(r"[\w.+-]+")
-_OUTSIDE = "a row is outside of the partition that is overwritten"
+_OUTSIDE = "a row lies outside of the partition that is overwritten"
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Replace a table, a partition or what a condition matches by the rows of a query."""
+    """Replace a table, a partition or the rows that match a condition by the rows of a query."""
 
     source: str
-    """Delta table, by path or catalog name; or file or folder. It may be the target itself."""
+    """Delta table, by path or catalog name; or file or folder. The source may be the target."""
     target: str
-    """Delta table, by path or catalog name, made if it is absent; or folder of plain files."""
+    """Delta table, by path or catalog name, created if absent; or folder of plain files."""
     format: Literal["delta", "json", "csv"] = "delta"
-    """Of the source. json: one record a line; csv: with a header, which names the schema's columns in order."""
+    """Format of the source. json: one record a line; csv: with a header that has the schema's columns in order."""
     schema: str = ""
     """Columns of json and csv as in SQL: id int, name string."""
     delimiter: str = ","
-    """Between the columns of csv."""
+    """Character between the columns of csv."""
     query: str = "select * from {source}"
     """SQL of the new rows, as text or .sql file; it may also read {target}."""
     target_format: Literal["delta", "parquet", "json", "csv", "text"] = "delta"
-    """Of the target; all but delta are plain files."""
+    """Format of the target; all formats except delta are plain files."""
     partition: dict[str, str] | None = None
-    """Replace one partition: its columns and values."""
+    """Partition to replace, as columns with values."""
     where: str | None = None
-    """Replace the rows that this condition matches. Without partition and where: the whole table."""
+    """SQL condition of the rows to replace. Without partition and where the whole table is replaced."""
     min_rows: int = 0
-    """Fewer rows are refused; 0 lets an empty source clear its slice."""
+    """Minimum number of rows; fewer rows are refused. With 0 an empty source clears the slice."""
 
     def __post_init__(self) -> None:
         if self.partition is not None and self.where is not None:
-            raise WrongUse("pass either partition or where; none of them replaces the whole table")
+            raise WrongUse("pass either partition or where; without both the whole table is replaced")
         if self.partition == {} or self.where == "":
             raise WrongUse(
                 "partition and where must name something; without them the whole table is replaced"
@@ -102,7 +105,7 @@ class Parameters:
             if not _PARTITION_VALUE.fullmatch(value):
                 raise WrongUse(
                     f"partition {column} is '{value}'; allowed are letters, digits, '.', '+', '-' and '_': "
-                    "name other slices by where"
+                    "use where for other slices"
                 )
         if self.target_format != "delta" and self.where is not None:
             raise WrongUse(f"where needs a Delta table; {self.target_format} files are replaced by partition")
@@ -113,16 +116,13 @@ class Parameters:
 
     @cached_property
     def text(self) -> str:
-        """The SQL of the query."""
+        """Return the SQL of the query."""
         return query_text(self.query)
 
     @property
     def slice(self) -> str | None:
-        """The condition of the rows that are replaced; None: all."""
+        """Return the condition of the rows to replace; None for all rows."""
         return self.where if self.partition is None else partition_condition(self.partition)
-
-
-# --- Delta ----------------------------------------------------------------------------------------------
 
 
 # --- plain files ----------------------------------------------------------------------------------------
@@ -130,27 +130,27 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of files that is replaced as a whole; readers see neither of the two beside it."""
+    """A folder of files that is replaced as a whole, with two companion folders that readers don't see."""
 
     path: Path
-    """What readers read."""
+    """Folder that readers read."""
 
     @property
     def staging(self) -> Path:
-        """Where the new files become complete."""
+        """Return the folder in which the new files are written."""
         return self.path.with_name(f"_staging_{self.path.name}")
 
     @property
     def replaced(self) -> Path:
-        """Where the old files are for the moment of the swap."""
+        """Return the folder that has the old files during the swap."""
         return self.path.with_name(f"_replaced_{self.path.name}")
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep other runs out, and repair what a run that died left.
+        """Lock the folder for the block, and first repair the folder after a run that died.
 
         Raises:
-            JobFailed: another run is at work.
+            JobFailed: another run has the lock.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(self.path.with_name(f"_{self.path.name}.lock"), timeout=0)
@@ -165,7 +165,7 @@ class Folder:
             raise JobFailed(f"another run is overwriting {self.path}; wait for it") from None
 
     def swap(self) -> None:
-        """Show the new files in place of the old ones."""
+        """Replace the old files by the new files, with two renames."""
         if self.path.exists():
             self.path.rename(self.replaced)
         self.staging.rename(self.path)
@@ -175,16 +175,16 @@ class Folder:
 def overwrite_files(
     rows: DataFrame, target: str, file_format: str, partition: Mapping[str, str] | None
 ) -> Path:
-    """Replace a folder of plain files, or one partition of it (``column=value/``); return what was replaced.
+    """Replace a folder of plain files, or one partition of it (``column=value/``); return the replaced folder.
 
     Raises:
         WrongUse: the target is not on a local or mounted file system.
-        DataRefused: a row belongs to another partition; the files stay as they are.
-        JobFailed: another run is at work.
+        DataRefused: a row belongs to another partition; the files stay unchanged.
+        JobFailed: another run overwrites the folder.
     """
     if is_uri(target):
         raise WrongUse(
-            f"{target} is no local or mounted folder: without a rename nothing can be swapped; use a Delta table, "
+            f"{target} is no local or mounted folder, so a rename can't replace its files; use a Delta table, "
             "or versions behind a pointer (python_jobs/shared/files/pointers.py)"
         )
     path = Path(absolute(target)).joinpath(*(f"{name}={value}" for name, value in (partition or {}).items()))
@@ -195,7 +195,7 @@ def overwrite_files(
         except (PySparkException, Py4JJavaError) as failure:
             if _OUTSIDE in str(failure):
                 raise OutsideSlice(
-                    f"a row is outside of the partition {path.name} of {target}; it stays as it is"
+                    f"a row lies outside of the partition {path.name} of {target}; the files stay as they are"
                 ) from None
             raise
         folder.swap()
@@ -203,7 +203,11 @@ def overwrite_files(
 
 
 def inside(rows: DataFrame, partition: Mapping[str, str]) -> DataFrame:
-    """Return the rows without the partition's columns; reading one of another partition fails."""
+    """Return the rows without the partition's columns; the query fails at a row of another partition.
+
+    Raises:
+        WrongUse: the rows lack a column of the partition.
+    """
     absent = [column for column in partition if column not in rows.columns]
     if absent:
         raise WrongUse(f"the rows have no column {', '.join(absent)}; they have {', '.join(rows.columns)}")
@@ -217,11 +221,12 @@ def inside(rows: DataFrame, partition: Mapping[str, str]) -> DataFrame:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Overwrite and report what was replaced.
+    """Overwrite the slice and return the report.
 
     Raises:
-        NotReady: there is no source, or not one file in it.
-        DataRefused: a record can't be read, too few rows, other columns, or a row outside of the slice.
+        NotReady: there is no source, or the source has no file.
+        DataRefused: a record can't be read, there are too few rows, the rows have other columns than the table, or a
+            row lies outside of the slice.
         WrongUse: the query or the condition can't be used.
     """
     with unreadable_files_refused("nothing was overwritten"):
@@ -241,7 +246,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             note={NOTE: {"replaced": params.slice or "all", "source": identity}},
         )
     metrics = {} if commit is None else commit["operationMetrics"]
-    # Rows beside the slice in the same files are copied, and count as written.
+    # Delta copies other rows of the same files and counts them as written.
     rows_written = int(metrics.get("numOutputRows", 0)) - int(metrics.get("numCopiedRows", 0))
     return report | {
         "table_version": None if commit is None else int(commit["version"]),
@@ -252,7 +257,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def new_rows(spark: SparkSession, params: Parameters) -> tuple[DataFrame, str | None]:
-    """Return what the query gives, and the identity of the source's files (None: a Delta table)."""
+    """Return the rows of the query, and the identity of the source's files (None for a Delta table)."""
     if params.format == "delta":
         source, identity = read_table(spark, params.source), None
     else:

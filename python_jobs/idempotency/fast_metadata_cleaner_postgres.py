@@ -112,7 +112,7 @@ class Parameters(ProcessingTimeParameters):
         return table_name(self.name(suffix))
 
 
-# --- loading a day: two steps, each a transaction of its own ---------------------------------------------
+# --- loading a day: two steps, each in one transaction ---------------------------------------------------
 
 
 def initialise(connection: Connection, params: Parameters) -> None:

@@ -11,7 +11,7 @@ horizon; a duplicate that comes later is a new message.
         inbox = Inbox(connection, "processed_messages")
         inbox.once("visit-1", lambda: connection.execute("insert into …"), now)
 
-The effect must use the same connection and open no transaction of its own. Cost: one insert into a unique index for
+The effect must use the same connection and must not open another transaction. Cost: one insert into a unique index for
 each message, and the index; :meth:`Inbox.forget` limits the index to the horizon.
 
 Source: the guide's ``pat-idempotent`` and ``pat-exactly-once`` (route 3).

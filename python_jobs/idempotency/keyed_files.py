@@ -1,12 +1,13 @@
-"""Keyed Idempotency, files: one file for each logical run, named after it.
+"""Keyed Idempotency, files: one file for each logical run, named after the run.
 
-Problem: a job that names its output after the clock leaves another file each time it is run again.
+Problem: a job that names its output after the clock leaves another file at each rerun.
 
-Guarantee: ``<target>/<run>.json`` is the result of the run's last execution, whole: it is written beside and renamed. A
-run of another logical time has another file. The wall clock decides nothing. In object stores renaming is copying, and
-a reader may meet the moment between two copies.
+Guarantee: ``<target>/<run>.json`` has the whole result of the run's last execution: the job writes a staging file and
+renames it. A run of another logical time has another file. The wall clock has no influence.
 
-Cost: one task writes the file; for more than that take a partition and Data Overwrite.
+Not guaranteed in object stores: there a rename is a copy, and a reader may see a replacement that is not complete.
+
+Cost: one task writes the file. For larger results use partitions and Data Overwrite.
 
 The query reads ``{source}`` and may name ``{run}``, its time as text::
 
@@ -49,7 +50,7 @@ class Parameters:
 
     @property
     def file_name(self) -> str:
-        """The run's time, as 20241120 for a day and 20241120T103000 for any other."""
+        """Return the run's time as a file name: 20241120 for midnight, 20241120T103000 for any other time."""
         moment = parse_time(self.run)
         shape = "%Y%m%d" if (moment.hour, moment.minute, moment.second) == (0, 0, 0) else "%Y%m%dT%H%M%S"
         return f"{moment:{shape}}"

@@ -1,25 +1,28 @@
 """Keyed Idempotency, streaming: sessions whose key stays the same through late data, restarts and replays.
 
-Problem: a session is written again whenever it grows, a task is retried, or the job starts over. Each write must
-replace the session's row. The event time of its first visit is no key: a late visit becomes the new first one.
+Problem: a session is written again when it grows, when a task is retried and when the job starts over. Each write must
+replace the session's row. The event time of the first visit can't be the key, because a late visit may become the new
+first visit.
 
-A session's id is made of its key and of when its first visit was *appended* (``--append_time``, then ``--ties``):
-late visits are appended late. Visits belong together when less than ``--gap`` of event time lies between them,
-whatever the batches they come in. Every batch writes the sessions that it changed:
+A session's id is the hash of its key and of the *append time* of its first visit (``--append_time``, then ``--ties``):
+a late visit has a later append time, so the id stays. Two visits belong to one session if less than ``--gap`` of event
+time lies between them; it does not matter in which batches they come. Each batch writes the sessions that it has
+changed, with a status:
 
 * ``open``: more visits may come;
-* ``closed``: the watermark has passed its last visit by the gap;
-* ``merged``: a late visit joined it with an earlier session, whose row has its visits from now on.
+* ``closed``: the watermark is later than the last visit by the gap or more;
+* ``merged``: a late visit has joined the session with an earlier one; the earlier session's row now has its visits.
 
-Guarantee: the same visits give the same ids, in whatever batches, after a restart, and after the loss of the checkpoint
-as long as the source still has the visits that gave them; the sink replaces rows by id. Visits behind the watermark are
-dropped by Spark and counted as late. Visits without key, event time or append time go to ``--dead_letter``.
+Guarantee: the same visits give the same ids, in any batches and after a restart. After the loss of the checkpoint the
+ids are also the same as long as the source still has the visits of the sessions. The sink replaces rows by id. Spark
+drops visits behind the watermark, and the report counts them as late. Visits without key, event time or append time go
+to ``--dead_letter``.
 
-Append time must come from the store. With ``--topic`` the topic that feeds the source is checked: producers set the
-timestamps of one with ``message.timestamp.type=CreateTime``, and it is refused. Its records must be keyed by the
-session's key: append times grow within a partition only.
+The store must set the append time. ``--topic`` names the topic that feeds the source: the job refuses a topic with
+``message.timestamp.type=CreateTime``, because there producers set the timestamps. The topic's records must be keyed by
+the session's key, because append times only increase within a partition.
 
-Cost: one Python call for each key of a batch; the visits of open sessions are the state.
+Cost: one Python call for each key of a batch. The state has the visits of all open sessions.
 
 Submit (available data, then stop)::
 
@@ -77,7 +80,7 @@ NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"
 _EVENT, _APPEND, _TIES, _VALUE, _DEAD = "event_time", "append_time", "ties", "value", "dead"
 _EVENT_MICROS, _APPEND_MICROS = "event_micros", "append_micros"
-# Python gets and gives times as microseconds: pandas would read timestamps in the session's time zone.
+# Python takes and returns times as microseconds: pandas would read timestamps in the session's time zone.
 _SESSION = (
     "started_at bigint, ended_at bigint, first_append_time bigint, ties array<bigint>, visits int, "
     "pages array<string>, status string"
@@ -86,26 +89,26 @@ _SESSION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters(DeadLetterStream):
-    """Group the visits of a Delta table into sessions and write each under a key that stays."""
+    """Group the visits of a Delta table into sessions and write each session under a stable key."""
 
     source: str
-    """Delta table (name or path) that only grows."""
+    """Append-only Delta table (name or path)."""
     key: dict[str, str]
-    """Column of the session's owner to its SQL expression over the source, such as user_id."""
+    """Columns that identify the session's owner (such as user_id), each with its SQL expression over the source."""
     event_time: str
     """SQL expression of the visit's timestamp; use try_ functions."""
     append_time: str
-    """SQL expression of when the store took the visit: a topic's append time, an ingestion time."""
+    """SQL expression of the time at which the store appended the visit: a topic's append time, an ingestion time."""
     ties: list[str] = field(default_factory=list)
-    """Integer columns that tell apart visits of one append time, such as partition and offset."""
+    """Integer columns that distinguish visits with the same append time, such as partition and offset."""
     value: str
-    """SQL expression of what a session lists of its visits, such as the page."""
+    """SQL expression of the value that a session lists for each visit, such as the page."""
     gap: str = "30 minutes"
-    """Visits with less event time between them belong together."""
+    """Minimum event time between two sessions; visits with less time between them belong to one session."""
     watermark: str = "10 minutes"
-    """How far event time may lie behind the latest."""
+    """Delay of the watermark behind the latest event time."""
     target: str
-    """Table of the sessions, made if absent: Delta (name or path), or PostgreSQL's with jdbc_url."""
+    """Table of the sessions, created if absent: a Delta table (name or path), or with jdbc_url a PostgreSQL table."""
     jdbc_url: str | None = None
     """PostgreSQL database of the target (jdbc:postgresql://host:port/database); by default it is a Delta table."""
     user: str | None = None
@@ -115,9 +118,9 @@ class Parameters(DeadLetterStream):
     password_file: str | None = None
     """File that holds the password."""
     checkpoint: str
-    """Folder of the stream's progress and state: one for each source and target, kept as long as they are."""
+    """Folder of the stream's progress and state: one for each source and target, kept as long as these tables."""
     topic: str | None = None
-    """Topic that the source is loaded from; refused if it doesn't stamp append times."""
+    """Topic from which the source is loaded; refused if its timestamps are not append times."""
     bootstrap_servers: str | None = None
     """Kafka brokers of the topic, host:port,host:port."""
     job_name: str = "keyed_sessions"
@@ -135,11 +138,11 @@ class Parameters(DeadLetterStream):
             raise WrongUse("topic and bootstrap_servers go together")
         if (self.jdbc_url is None) != (self.user is None):
             raise WrongUse("jdbc_url and user go together")
-        _ = self.access  # refuses an incomplete one
+        _ = self.access  # refuses incomplete access parameters
 
     @property
     def access(self) -> PostgresAccess | None:
-        """The target's database, or None for a Delta table."""
+        """Return the access to the target's database; None for a Delta table."""
         if self.jdbc_url is None or self.user is None:
             return None
         return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
@@ -161,7 +164,7 @@ Session = list[Visit]
 
 
 def sessions_of(visits: Iterable[Visit], gap: int) -> list[Session]:
-    """Return the visits by session, in order of event time; the order in which they come decides nothing."""
+    """Return the visits by session, in order of event time; the order of ``visits`` has no influence."""
     sessions: list[Session] = []
     for visit in sorted(visits, key=lambda visit: (visit.event, visit.append)):
         if sessions and visit.event - sessions[-1][-1].event < gap:
@@ -172,12 +175,12 @@ def sessions_of(visits: Iterable[Visit], gap: int) -> list[Session]:
 
 
 def first_append(session: Session) -> tuple[int, ...]:
-    """Return what makes the session's id: when its first visit was appended."""
+    """Return the append time and the ties of the session's first append, which make the session's id."""
     return min(visit.append for visit in session)
 
 
 class Change(NamedTuple):
-    """A session as it is to be written."""
+    """A session to write."""
 
     session: Session
     first: tuple[int, ...]
@@ -189,7 +192,8 @@ def advance(
 ) -> tuple[list[Change], list[Visit]]:
     """Add new visits of one owner to the known ones of open sessions.
 
-    ``gap`` and ``watermark`` are in microseconds. Returns what is to be written, and the visits that stay known.
+    ``gap`` and ``watermark`` are in microseconds. Returns the sessions to write, and the visits of the sessions that
+    are still open.
     """
     before = {first_append(session) for session in sessions_of(known, gap)}
     fresh = set(new)
@@ -210,7 +214,7 @@ def advance(
 
 
 def judged(records: DataFrame, params: Parameters) -> DataFrame:
-    """Return each record with its owner, times and value, and with the error of one that lacks a part.
+    """Return each record with its owner, times, value and error; the error is NULL if the record is complete.
 
     Raises:
         WrongUse: an expression can't be resolved or has another type.
@@ -242,13 +246,13 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
 
 
 def unusable(rows: DataFrame) -> DataFrame:
-    """Return the source's records that can't belong to a session, with their error."""
+    """Return the source's records that can't belong to a session, with their errors."""
     dead = rows.where(F.col(ERROR_CLASS).isNotNull())
     return dead.select(f"{_DEAD}.*", ERROR_CLASS, ERROR_MESSAGE)
 
 
 def sessions(records: DataFrame, params: Parameters) -> DataFrame:
-    """Return the stream's changed sessions, and its unusable records as ``dead`` with their error."""
+    """Return the stream's changed sessions, and its unusable records as column ``dead`` with their errors."""
     rows = judged(records, params)
     changed = (
         rows.where(F.col(ERROR_CLASS).isNull())
@@ -280,7 +284,7 @@ def _changed_schema(rows: DataFrame, params: Parameters) -> str:
 
 
 def _with_id(changed: DataFrame, params: Parameters) -> DataFrame:
-    """Return sessions as the state gives them with their id, and their times as such."""
+    """Return the state's sessions with their ids, and with their times as timestamps."""
     in_use = F.col("status") != MERGED
     positions = [f"get(ties, {number})" for number in range(len(params.ties))]
     return changed.select(
@@ -295,7 +299,7 @@ def _with_id(changed: DataFrame, params: Parameters) -> DataFrame:
 
 
 class SessionState:
-    """The function of one owner's visits that came, or of a watermark that passed one of its sessions."""
+    """Update function of one owner's state; Spark calls it for new visits and when the watermark closes a session."""
 
     def __init__(self, key: list[str], gap: int) -> None:
         self._key, self._gap = key, gap
@@ -307,7 +311,8 @@ class SessionState:
         known = [Visit(e, tuple(a), v) for e, a, v in json.loads(state.get[0])] if state.exists else []
         new: list[Visit] = []
         if not state.hasTimedOut:
-            for frame in frames:  # one owner's visits come in several: the first append may be in any of them
+            # One owner's visits may come in several frames, and the first append in any of them.
+            for frame in frames:
                 columns = (frame[name] for name in (_EVENT_MICROS, _APPEND_MICROS, _TIES, _VALUE))
                 new += [
                     Visit(int(event), (int(append), *map(int, ties)), value)
@@ -342,21 +347,21 @@ class SessionState:
 
 
 class SessionWriter(BatchFunction):
-    """The ``foreachBatch`` function of the job: dead letters first, then the sessions."""
+    """The ``foreachBatch`` function of the job: it writes the dead letters first, then the sessions."""
 
     def __init__(self, params: Parameters, sink: KeyedSink, writer_id: str) -> None:
         self._params, self._sink, self._writer_id = params, sink, writer_id
         self.sessions = self.dead = 0
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one batch; written again it leaves the same rows."""
+        """Write one batch; a repeated batch leaves the same rows."""
         params, now = self._params, self._params.processing_time()
         with evaluated_once(rows) as kept:
             counts = {row[0]: row[1] for row in kept.groupBy(F.col(ERROR_CLASS).isNull()).count().collect()}
             if counts.get(False):
                 records = unusable(kept)
-                letters = params.dead_letters(records, records.columns[:-2], batch_id, now)
-                append(letters, params.dead_letter, batch_options(self._writer_id, batch_id))
+                dead_letters = params.dead_letters(records, records.columns[:-2], batch_id, now)
+                append(dead_letters, params.dead_letter, batch_options(self._writer_id, batch_id))
             changed = kept.where(F.col(ERROR_CLASS).isNull()).drop(_DEAD, ERROR_CLASS, ERROR_MESSAGE)
             self._sink.write(stamped(changed, now.isoformat()), batch_id)
         self.sessions += counts.get(True, 0)
@@ -364,7 +369,7 @@ class SessionWriter(BatchFunction):
 
 
 def stamped(rows: DataFrame, now: str) -> DataFrame:
-    """Return sessions with the time of their writing."""
+    """Return sessions with the time at which they are written, as column ``ingested_at``."""
     return rows.withColumn("ingested_at", F.lit(now).cast("timestamp"))
 
 
@@ -373,7 +378,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
 
     Raises:
         NotReady: the source or the topic doesn't exist.
-        WrongUse: an expression makes no sense, a table has another schema, the topic's timestamps are its producers',
+        WrongUse: an expression can't be resolved, a table has another schema, the topic's producers set its timestamps,
             or the checkpoint belongs to another query.
     """
     if params.topic is not None and params.bootstrap_servers is not None:
@@ -396,7 +401,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
         params.source,
         params.checkpoint,
         writes,
-        # A session written again is the same one; a dead letter would be there twice.
+        # A session that is written again replaces its row; a dead letter would be appended twice.
         appends_to=[params.dead_letter],
         meaning=meaning,
         transform=lambda records: sessions(records, params),
@@ -413,19 +418,19 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
 
 def _require_append_time(topic: str, bootstrap_servers: str) -> None:
     client = client_settings(bootstrap_servers, {})
-    partition_count(client, topic)  # says in one sentence what isn't there
+    partition_count(client, topic)  # raises one sentence if the topic or the broker is absent
     if (kind := topic_setting(client, topic, "message.timestamp.type")) != "LogAppendTime":
         raise WrongUse(
-            f"topic {topic} has message.timestamp.type={kind}: its timestamps are the producers', which send a record "
-            "again under another one; set it to LogAppendTime"
+            f"topic {topic} has message.timestamp.type={kind}: producers set its timestamps, and a record that is sent "
+            "again has another timestamp; set message.timestamp.type to LogAppendTime"
         )
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Run the query to its end and report what was written.
+    """Run the query to its end and return the report.
 
     Raises:
-        JobFailed: Spark ended the query for a reason a person can mend, or PostgreSQL can't be reached.
+        JobFailed: Spark ended the query for a reason that the user can fix, or PostgreSQL can't be reached.
     """
     with listening(spark) as listener:
         query, writer = start(spark, params)

@@ -1,12 +1,12 @@
-"""Keyed Idempotency: sinks in which a row replaces the one of its key, and a file the one of its run.
+"""Keyed Idempotency: sinks in which a row replaces the row of its key, or a file replaces the file of its run.
 
-A sink takes the rows of one run: a micro-batch, or the logical time of a batch job. Written again, the same rows of the
-same run leave the same content.
+A sink takes the rows of one run: a micro-batch, or the logical time of a batch job. If the same rows of the same run
+are written again, the content stays the same.
 
-* :class:`DeltaSink`: one merge a run.
-* :class:`PostgresSink`: Spark's tasks write to a table beside, each in its own transaction; then one transaction moves
-  the rows and notes the batch. A batch that is noted is skipped, so the target and the progress can't disagree.
-* :class:`FileSink`: one file a run, named after it.
+* :class:`DeltaSink`: one merge for each run.
+* :class:`PostgresSink`: Spark's tasks write to a staging table, each in its own transaction. Then one transaction moves
+  the rows to the target and records the run. A recorded run is skipped, so the target and the progress always agree.
+* :class:`FileSink`: one file for each run, named after the run.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from python_jobs.shared.spark.sql_text import same_columns
 
 
 class KeyedSink(ABC):
-    """Where rows with a key go."""
+    """A destination of rows with a key."""
 
     @abstractmethod
     def write(self, rows: DataFrame, run: int) -> None:
-        """Write the rows of one run, numbered from 0; each key comes once."""
+        """Write the rows of run number ``run`` (from 0 on); ``rows`` has each key at most once."""
 
 
 class DeltaSink(KeyedSink):
-    """A Delta table, made if absent; the newest write of a key stays."""
+    """A Delta table, created if absent; it keeps the last written row of each key."""
 
     def __init__(self, spark: SparkSession, table: str, rows: DataFrame, key: Sequence[str]) -> None:
-        """Create the table for rows like these, or check the one there.
+        """Create the table with the columns of ``rows``, or check the columns of the existing table.
 
         Raises:
-            WrongUse: it has other columns.
+            WrongUse: the existing table has other columns.
         """
         create_table(spark, table, nullable(rows.schema))
         self._table: DeltaTable = delta_table(spark, table)
@@ -61,33 +61,33 @@ class DeltaSink(KeyedSink):
 
 
 class PostgresSink(KeyedSink):
-    """A PostgreSQL table, made if absent, and how far each writer is in ``<table>__progress``.
+    """A PostgreSQL table, created if absent; ``<table>__progress`` has the last recorded run of each writer.
 
-    Runs of a writer come in order, from 0 on.
+    The runs of a writer must come in order, from 0 on.
     """
 
     def __init__(self, access: PostgresAccess, table: str, key: Sequence[str], writer: str) -> None:
-        """Name the table; nothing is connected yet.
+        """Configure the sink; it connects at the first write.
 
         Args:
-            access: the database.
-            table: name or schema.name.
+            access: access to the database.
+            table: name or schema.name of the table.
             key: columns that make a row unique.
-            writer: whose runs these are, such as the id of a checkpoint.
+            writer: id of the program that numbers the runs, such as the id of a checkpoint.
         """
         self._access, self._name, self._key, self._writer = access, table, list(key), writer
-        # One for each writer: two of them may write at once.
-        self._beside = f"{table}__{re.sub(r'[^0-9a-z]', '_', writer.lower())[:8]}"
+        # One staging table for each writer: two writers may write at once.
+        self._staging_name = f"{table}__{re.sub(r'[^0-9a-z]', '_', writer.lower())[:8]}"
         self._table, self._staging, self._progress = (
-            table_name(name) for name in (table, self._beside, f"{table}__progress")
+            table_name(name) for name in (table, self._staging_name, f"{table}__progress")
         )
 
     def write(self, rows: DataFrame, run: int) -> None:
-        """Move the rows into the table in the transaction that notes the run; skip one that is noted.
+        """Move the rows into the table and record the run, in one transaction; skip a recorded run.
 
         Raises:
-            JobFailed: a run before this one is missing, or PostgreSQL can't be reached.
-            DataRefused: a row doesn't fit the table; the table and the progress stay as they are.
+            JobFailed: an earlier run is missing, or PostgreSQL can't be reached.
+            DataRefused: a row doesn't fit the table; the table and the progress stay unchanged.
         """
         try:
             with reaching_postgres(), self._connect() as connection:
@@ -105,23 +105,23 @@ class PostgresSink(KeyedSink):
                         self._note(connection, run)
         except (psycopg.DataError, psycopg.IntegrityError) as failure:
             raise DataRefused(
-                f"run {run} doesn't fit {self._name}: {failure.diag.message_primary}; nothing of it was written"
+                f"run {run} doesn't fit {self._name}: {failure.diag.message_primary}; no row of the run was written"
             ) from None
 
     def _connect(self) -> psycopg.Connection[Any]:
-        # libpq reads the driver's URL, settings such as sslmode included, and refuses those that it doesn't know.
+        # libpq reads the JDBC driver's URL with its settings, such as sslmode, and refuses unknown settings.
         uri = self._access.url.removeprefix("jdbc:")
         return psycopg.connect(uri, user=self._access.user, password=self._access.password(), autocommit=True)
 
     def _is_noted(self, connection: psycopg.Connection[Any], run: int) -> bool:
-        """Return whether the run is in the table. In a transaction, other processes of the writer wait meanwhile."""
+        """Return whether the run is recorded. In a transaction, the call locks out other processes of the writer."""
         noted = connection.execute(
             sql.SQL("select run from {} where writer = %s for update").format(self._progress), [self._writer]
         ).fetchone()
         reached = -1 if noted is None else int(noted[0])
         if run > reached + 1:
             raise JobFailed(
-                f"run {run} of {self._writer} came after run {reached} of it: runs between them are not in {self._name}"
+                f"run {run} of {self._writer} came after its run {reached}: {self._name} lacks the runs between them"
             )
         return run <= reached
 
@@ -131,7 +131,7 @@ class PostgresSink(KeyedSink):
             "password": self._access.password(),
             "driver": "org.postgresql.Driver",
         }
-        rows.write.jdbc(self._access.url, self._beside, "overwrite", properties)
+        rows.write.jdbc(self._access.url, self._staging_name, "overwrite", properties)
 
     def _move(self, connection: psycopg.Connection[Any], names: Sequence[str]) -> None:
         columns, key = listed(names), listed(self._key)
@@ -165,10 +165,10 @@ class PostgresSink(KeyedSink):
 
 
 class FileSink(KeyedSink):
-    """A folder of JSON-lines files, ``<run>.json``; on a local file system and HDFS a reader never finds a part."""
+    """A folder of JSON-lines files, ``<run>.json``; on a local disk and HDFS a reader finds complete files only."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
-        """Name the folder; it may be absent."""
+        """Configure the sink; the folder may be absent."""
         self._spark, self._folder = spark, absolute(folder)
 
     def write(self, rows: DataFrame, run: int) -> None:
@@ -177,12 +177,12 @@ class FileSink(KeyedSink):
 
     def write_named(self, rows: DataFrame, name: str) -> str:
         """Write or replace ``<name>.json``; return its path."""
-        beside = f"{self._folder}/_{name}"  # Spark's readers ignore it
-        rows.coalesce(1).write.mode("overwrite").json(beside)
-        written = HadoopFolder(self._spark, beside)
+        staging = f"{self._folder}/_{name}"  # Spark's readers ignore names that begin with "_"
+        rows.coalesce(1).write.mode("overwrite").json(staging)
+        written = HadoopFolder(self._spark, staging)
         parts = [part for part in written.names() if part.startswith("part-")]
         if len(parts) != 1:
-            raise JobFailed(f"{beside} holds {len(parts)} files where one was written; run again")
+            raise JobFailed(f"{staging} has {len(parts)} files, but this run wrote one file; run again")
         part, target = written.path(parts[0]), HadoopFolder(self._spark, self._folder).path(f"{name}.json")
         if written.scheme == "file":
             Path(part.toUri().getPath()).replace(target.toUri().getPath())

@@ -1,26 +1,28 @@
-"""Proxy: each full load is written once, to a place of its own, and readers find the newest through one pointer.
+"""Proxy: each full load is written once, as a new version, and readers find the newest version through one pointer.
 
-Problem: a job that overwrites its dataset destroys what it wrote before. Now every past version must be kept, and
-readers still read one place, the newest.
+Problem: a job that overwrites its dataset destroys the former version. All versions must be kept, but readers need one
+address for the newest version.
 
-Two forms, by ``--format``:
+``--format`` chooses between two forms:
 
-- ``parquet``, ``json``, ``csv``, ``orc``: files under ``<target>/_versions/<yyyymmdd_hhmmss>``, named after the run's
-  start and not its logical date, so that a rerun writes a version of its own. Step ``expose`` lists them in
-  ``_manifests/<version>.json`` and then lets the pointer ``_current`` name that version. Readers call
-  :func:`read_exposed`. A retry of that step alone reloads nothing.
-- ``delta``: the table is overwritten, and Delta keeps the versions; ``--retention_days`` becomes the table's retention,
-  which VACUUM heeds: it refuses to keep nothing, and ignores any other number. The report names the table's version,
-  for ``version as of``.
+- ``parquet``, ``json``, ``csv``, ``orc``: files in ``<target>/_versions/<yyyymmdd_hhmmss>``. The name comes from the
+  run's start, not from its logical date, so that a rerun writes a new version. Step ``expose`` lists the files in
+  ``_manifests/<version>.json`` and then sets the pointer ``_current`` to this version. Readers call
+  :func:`read_exposed`. A retry of step ``expose`` loads nothing again.
+- ``delta``: the job overwrites the table, and Delta keeps the versions. ``--retention_days`` becomes the table's
+  retention. VACUUM obeys it: VACUUM refuses ``retain 0 hours`` and ignores any other number of hours. The report has
+  the table's version, for ``version as of``.
 
-``--step expose --version 20240101_101500`` is the way back: the pointer changes, or the table is restored; no row is
-copied.
+``--step expose --version 20240101_101500`` goes back to a version: it changes the pointer or restores the table, and
+copies no row.
 
-Guarantee: a version is never written again, also by two runs of one second, of which the second fails; a load that died
-is no version. What protects files from other programs is the store: permissions, or on S3 a lock
-(``python_jobs/idempotency/proxy_s3.py``).
+Guarantee: a version is never written again. If two runs start in the same second, the second fails. A load that died is
+no version.
 
-Cost: a load's files stay. Nothing here deletes a version.
+Not guaranteed: protection of the files against other programs. The store must protect them: by permissions, or on S3 by
+a lock (``python_jobs/idempotency/proxy_s3.py``).
+
+Cost: the files of every load stay. This job never deletes a version.
 
     spark-submit python_jobs/idempotency/proxy.py --target lakehouse/devices --format parquet \\
         --query "select type, full_name, version from staged_devices"
@@ -57,24 +59,24 @@ NOTE = "proxy"
 
 @dataclass(frozen=True)
 class Parameters:
-    """Write a full load to a place of its own, and let readers find it."""
+    """Write a full load as a new version, and make it the version that readers find."""
 
     target: str
     """Folder of the dataset; with format delta a table, by path or catalog name."""
     query: str | None = None
-    """SQL that returns the whole dataset; not for step expose."""
+    """SQL query of the whole dataset; not for step expose."""
     format: Literal["parquet", "json", "csv", "orc", "delta"] = "parquet"
     """Format of the files."""
     step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
-    """load: files only; expose: let readers find a version that was loaded before."""
+    """Steps to run. load writes the files only; expose makes a loaded version the one that readers find."""
     version: str | None = None
-    """Version to expose (20240101_101500); by default the newest complete one."""
+    """Version to expose (20240101_101500); by default the newest complete version."""
     started_at: str | None = None
-    """Start of the run (ISO 8601), which names the version; by default the clock's."""
+    """Start of the run (ISO 8601), which names the version; by default the clock's time."""
     min_rows: int = 1
-    """A load of fewer rows is refused; 0 publishes an empty one."""
+    """Minimum number of rows; a smaller load is refused, and 0 allows an empty one."""
     retention_days: int = 3650
-    """With format delta: how long versions are kept."""
+    """Number of days for which versions are kept, with format delta."""
 
     def __post_init__(self) -> None:
         require_at_least(0, min_rows=self.min_rows)
@@ -87,10 +89,10 @@ class Parameters:
 
 
 def rows_to_load(spark: SparkSession, params: Parameters) -> DataFrame:
-    """Return the dataset.
+    """Return the rows of the dataset.
 
     Raises:
-        DataRefused: it has too few rows.
+        DataRefused: there are too few rows.
         WrongUse: the query can't be analyzed.
     """
     rows = user_query(spark, given(params.query, "query"))
@@ -105,7 +107,7 @@ def load_files(spark: SparkSession, params: Parameters, version: str) -> None:
     """Write the version's files.
 
     Raises:
-        JobFailed: there is such a version; it stays as it is.
+        JobFailed: the version exists; it stays unchanged.
     """
     folder = PointedDataset(spark, params.target).folder(version)
     try:
@@ -117,11 +119,11 @@ def load_files(spark: SparkSession, params: Parameters, version: str) -> None:
 
 
 def expose_files(spark: SparkSession, params: Parameters, version: str | None) -> str:
-    """List the version's files and let the pointer name it; return the version, by default the newest.
+    """List the files of a version, set the pointer to it and return it; the default is the newest version.
 
     Raises:
         WrongUse: there is no such version.
-        NotReady: its load did not end.
+        NotReady: the load of the version did not end.
         JobFailed: a listed file is missing.
     """
     dataset = PointedDataset(spark, params.target)
@@ -142,7 +144,7 @@ def expose_files(spark: SparkSession, params: Parameters, version: str | None) -
 
 
 def exposed_files(spark: SparkSession, target: str) -> list[str]:
-    """Return the paths of the files that readers take now.
+    """Return the paths of the files of the exposed version.
 
     Raises:
         NotReady: nothing was exposed yet.
@@ -185,7 +187,7 @@ def load_delta(spark: SparkSession, params: Parameters, version: str) -> int:
     """Overwrite the table and return its Delta version.
 
     Raises:
-        JobFailed: there is such a version; it stays as it is.
+        JobFailed: the version exists; it stays unchanged.
     """
     properties = retention_properties(params.retention_days)
     if table_exists(spark, params.target):
@@ -204,7 +206,7 @@ def load_delta(spark: SparkSession, params: Parameters, version: str) -> int:
 
 
 def restore_delta(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Make the table what a load left, in one commit that copies nothing."""
+    """Restore the table to the version of a load, in one commit that copies no row, and return the report."""
     versions = _delta_versions(spark, params)
     version = newest_or(params.version, list(versions), params.target)
     spark.sql(f"restore table {table_name(params.target)} to version as of {versions[version]}").collect()
@@ -212,7 +214,7 @@ def restore_delta(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def _delta_versions(spark: SparkSession, params: Parameters) -> dict[str, int]:
-    """Return the table's Delta version by the version of its load."""
+    """Return the Delta version of each load, by the load's version."""
     found = {}
     for row in commits(spark, params.target):
         if NOTE in (note := commit_note(row.userMetadata)):
@@ -221,7 +223,7 @@ def _delta_versions(spark: SparkSession, params: Parameters) -> dict[str, int]:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Load, expose, or both."""
+    """Load, expose, or both, and return the report."""
     report: dict[str, Any] = {"target": params.target}
     if params.step == "expose":
         if params.format == "delta":

@@ -1,4 +1,4 @@
-"""Small Delta tables in which a job keeps what it has to know later: versions of runs, versions with a name."""
+"""Registries: small Delta tables in which jobs keep facts for later runs, such as the table version of each run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from python_jobs.shared.delta.tables import read_table, table_exists
 
 
 def read_registry(spark: SparkSession, registry: str, columns: str, kind: str) -> DataFrame | None:
-    """Return the rows of a registry; None if it is absent yet.
+    """Return the rows of a registry; None if the registry doesn't exist yet.
 
     Args:
         registry: Delta table, by path or catalog name.
-        columns: what it must have, as in SQL.
-        kind: what it is, for the sentence, such as "table of versions".
+        columns: columns that the table must have, as in SQL.
+        kind: kind of the registry for the error sentence, such as "table of versions".
 
     Raises:
         WrongUse: the table has other columns.
@@ -35,7 +35,7 @@ def read_registry(spark: SparkSession, registry: str, columns: str, kind: str) -
 
 
 def register(spark: SparkSession, row: DataFrame, registry: str, key: Sequence[str]) -> None:
-    """Add a row to a registry, made if absent, or replace the one of its key."""
+    """Add a row to a registry, or replace the row of its key; the registry is created if absent."""
     if table_exists(spark, registry):
         merge(spark, row, registry, MergeRules(list(key)))
     else:

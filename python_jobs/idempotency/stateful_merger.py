@@ -1,27 +1,29 @@
-"""Stateful Merger: merges a run's increment into the table as it was before that run, also when the run is an old one.
+"""Stateful Merger: merge a run's increment into the table as it was before that run, also for the replay of an old run.
 
-Problem: replaying increments with Merger starts from today's table. The replay of 08:00 leaves the rows of 10:00 in it,
-so that consumers see a table that never was.
+Problem: a replay of increments with Merger starts from today's table. After the replay of 08:00 the table still has the
+rows of 10:00, so consumers see a state that the table never had.
 
-A table of versions keeps, for each execution time, the Delta version that its merge made. A run has three steps, each
-of which may be retried alone (``--step``):
+A table of versions records, for each execution time, the Delta version of its merge. A run has three steps, and each
+step can be retried alone (``--step``):
 
-- ``restore``: brings the table to what it was before this run, if it isn't. The run is the first one: emptied. The
-  table has moved on since the previous run: restored to this run's version minus one, or, for a run that recorded
-  none, to the version of the previous run. Otherwise nothing; compaction in between doesn't count.
+- ``restore``: returns the table to its state before this run. Before the first run it deletes all rows. If runs were
+  merged after the previous run, it restores the table to the version before this run's recorded version. If this run
+  has no recorded version, it restores the version of the previous run. Otherwise it does nothing; a compaction since
+  the previous run does not count as a change.
 - ``merge``: applies the increment by the rules of Merger, in one commit.
-- ``record``: notes the version of that commit.
+- ``record``: records the version of that commit.
 
-A backfill is an ordinary run for an old execution time; the report says under ``to_replay`` which later runs must
-follow, in order. Until they have, a run after them is refused: it would be merged into a table that lacks them.
+A backfill is an ordinary run for an old execution time. The report lists the later runs that must be replayed, in order
+(``to_replay``). Until then a run after them is refused, because it would be merged into a table without their rows.
 
-Guarantee: a run killed anywhere and run again leaves what an uninterrupted one would have left, and a replay in order
-leaves at each execution time the table that the first pass left, given the same increments. Commits carry a note
-(``userMetadata``) of the run they belong to, so that no other merge and no compaction is taken for one.
-A restore undoes the commits of other programs too; the report lists them under ``undone``.
+Guarantee: a run that is killed at any point and run again has the effect of an uninterrupted run. A replay in order,
+with the same increments, gives the same table at each execution time as the first pass. Each commit has a note of its
+run (``userMetadata``), so the job never mistakes another program's merge or a compaction for a run.
 
-Cost: a restore writes no data, but lists the files of two versions; it needs those of the old one, so that
-``--retention_days`` says how far back a replay can reach. Beyond that it is refused, before any change.
+Not guaranteed: a restore keeps no commits of other programs; the report lists them under ``undone``.
+
+Cost: a restore writes no data, but lists the files of two versions. It needs the files of the old version, so
+``--retention_days`` limits how far back a replay can go. An older version is refused before any change.
 
     spark-submit python_jobs/idempotency/stateful_merger.py --target lakehouse/silver/devices \\
         --versions lakehouse/silver/devices_versions --key '["type", "version"]' --execution_time 2024-10-07 \\
@@ -67,7 +69,7 @@ _VERSIONS = (
     "execution_time timestamp, delta_table_version long, is_adopted boolean, "
     "table_id string, format_version int"
 )
-# What Delta says of a version that vacuum or the log's clean-up has taken, or that is older than the retention.
+# Delta's messages for a version whose files or log entry are deleted, or that is older than the retention.
 _GONE = re.compile(
     r"Not all files from version|Missed files|DELTA_VERSION_NOT_FOUND|Cannot time travel|FILE_NOT_(FOUND|EXIST)"
 )
@@ -78,27 +80,27 @@ class Parameters:
     """Merge a run's increment into the table as it was before that run."""
 
     target: str
-    """Delta table, by path or catalog name; made by the first run."""
+    """Delta table, by path or catalog name; the first run creates it."""
     versions: str
-    """Delta table of its versions, by path or catalog name; one for each target."""
+    """Delta table of the target's versions, by path or catalog name; one for each target."""
     query: str
-    """SQL that returns the increment; {execution_time} stands for that time, quoted."""
+    """SQL query of the increment; {execution_time} is replaced by the execution time as a quoted text."""
     execution_time: str
     """Logical time of the run (2024-10-07 or 2024-10-07T08), never the clock's."""
     key: list[str]
     """Columns that identify a row and never change."""
     previous_execution_time: str | None = None
-    """Logical time of the run before; without its version this run waits. Default: the newest recorded one."""
+    """Logical time of the run before, by default the newest recorded one; until then exit code 4."""
     is_deleted: str | None = None
-    """Boolean column that marks a deletion; NULL means no."""
+    """Boolean column that marks a deletion; NULL means false."""
     deletes: Literal["none", "soft", "hard"] = "none"
-    """What a deletion does; soft keeps the row, flagged."""
+    """Effect of a deletion; soft keeps the row and flags it, hard deletes the row."""
     sequence: list[str] = field(default_factory=list)
     """Columns that order the changes of a key within the increment and against the table."""
     step: Literal["all", "restore", "merge", "record", "adopt"] = "all"
-    """adopt: take an existing table, as it is, for the outcome of execution_time."""
+    """Steps to run. adopt declares an existing table, without a change, to be the outcome of execution_time."""
     retention_days: int = 30
-    """How long a table made by this job keeps log and removed files, so how far back a replay can reach."""
+    """Number of days for which a table of this job keeps its log and removed files, and so can be replayed."""
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -112,25 +114,25 @@ class Parameters:
 
     @cached_property
     def at(self) -> dt.datetime:
-        """The run's logical time."""
+        """Return the run's logical time."""
         return parse_time(self.execution_time)
 
     @cached_property
     def previous(self) -> dt.datetime | None:
-        """The logical time of the run before, if it was given."""
+        """Return the logical time of the previous run; None if it was not given."""
         return None if self.previous_execution_time is None else parse_time(self.previous_execution_time)
 
     @property
     def rules(self) -> MergeRules:
-        """How the increment is applied."""
+        """Return the rules for applying the increment."""
         return MergeRules(self.key, self.is_deleted, self.deletes, self.sequence)
 
     def note(self, step: str) -> dict[str, Any]:
-        """Return what a commit of this run says of itself."""
+        """Return the note that a step of this run stores in its commit."""
         return {NOTE: {"step": step, "execution_time": self.at.isoformat()}}
 
 
-# --- what the run has to start from: without Spark ------------------------------------------------------
+# --- the state before the run: without Spark ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -140,16 +142,17 @@ class Commit:
     version: int
     operation: str
     step: str | None = None
-    """base, merge or adopt if this job made it."""
+    """Step of this job that made the commit (base or merge); None for another program's commit."""
     at: dt.datetime | None = None
-    """Execution time of the run that made it."""
+    """Execution time of the run that made the commit."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """How the table becomes what it was before the run."""
+    """Action that returns the table to its state before the run."""
 
     action: Literal["keep", "restore", "empty"]
+    """keep: the table is in this state; restore: restore ``version``; empty: delete all rows."""
     version: int = 0
     """Version to restore."""
 
@@ -160,17 +163,18 @@ def plan(
     at: dt.datetime,
     previous: dt.datetime | None = None,
 ) -> Base:
-    """Return how the table becomes what it was before the run of ``at``.
+    """Return the action that returns the table to its state before the run of ``at``.
 
     Args:
-        recorded: version by execution time.
-        commits: the table's, newest first, down to the newest that this job made; the log may have lost that one.
-        at: the run's execution time.
-        previous: that of the run before, if the caller knows it.
+        recorded: recorded version of each execution time.
+        commits: commits of the table, newest first, down to the newest commit of this job; the log may no longer have
+            that commit.
+        at: execution time of the run.
+        previous: execution time of the previous run; None if the caller doesn't know it.
 
     Raises:
-        NotReady: the previous run, or an earlier one whose predecessor was replayed, has to run first.
-        WrongUse: ``previous`` is not the run before.
+        NotReady: the previous run must run first, or an earlier run must be replayed first.
+        WrongUse: another recorded run lies between ``previous`` and ``at``.
     """
     earlier = {time: version for time, version in recorded.items() if time < at}
     _require_order(earlier)
@@ -182,7 +186,7 @@ def plan(
         )
     own = newest_own(commits)
     if own is not None and (own.step, own.at) == ("base", at):
-        return Base("keep")  # a try before this one has come so far
+        return Base("keep")  # an earlier attempt has restored the table
     if not earlier:
         return Base("empty")
     before = earlier[max(earlier)]
@@ -190,8 +194,8 @@ def plan(
     if newest <= before:
         return Base("keep")
     replaced = recorded.get(at)
-    # Minus one keeps a compaction between the two runs. A version from before the previous run's replay is none of
-    # this table's past any more.
+    # The version before this run's version also has a compaction between the two runs. But if this run's version is
+    # older than the replay of the previous run, it no longer belongs to the table's current history.
     return Base("restore", replaced - 1 if replaced is not None and replaced > before else before)
 
 
@@ -201,7 +205,7 @@ def newest_own(commits: Sequence[Commit]) -> Commit | None:
 
 
 def _require_order(recorded: Mapping[dt.datetime, int]) -> None:
-    """Require that each run was merged after those before it."""
+    """Require that each run was merged after all runs with an earlier execution time."""
     newest = -1
     for time, version in sorted(recorded.items()):
         if version < newest:
@@ -216,11 +220,11 @@ def _require_order(recorded: Mapping[dt.datetime, int]) -> None:
 
 
 def read_versions(spark: SparkSession, params: Parameters) -> dict[dt.datetime, int]:
-    """Return the recorded version of each execution time; none of an absent table.
+    """Return the recorded version of each execution time; an absent table has none.
 
     Raises:
-        WrongUse: the table holds something else, or the versions of another target; or the target was adopted as the
-            outcome of this execution time or a later one.
+        WrongUse: the table has other columns or the versions of another target. Or the target was adopted as the
+            outcome of this execution time or of a later one.
     """
     table = read_registry(spark, params.versions, _VERSIONS, "table of versions")
     if table is None:
@@ -229,19 +233,20 @@ def read_versions(spark: SparkSession, params: Parameters) -> dict[dt.datetime, 
     target_id = table_id(spark, params.target) if table_exists(spark, params.target) else None
     if any(row.table_id != target_id for row in rows):
         raise WrongUse(
-            f"{params.versions} holds the versions of another table than {params.target} is now; was it replaced? "
-            "Name another table of versions"
+            f"{params.versions} holds the versions of another table than {params.target}, or of a former table of "
+            "this name; name another table of versions"
         )
     for row in rows:
         if row.is_adopted and params.at <= (adopted := from_micros(row.execution_time)):
             raise WrongUse(
-                f"{params.target} was adopted as of {adopted:%FT%T}; runs up to then are in it and can't be replayed"
+                f"{params.target} was adopted as the outcome of {adopted:%FT%T}, so earlier runs can't be replayed; "
+                "give a later execution_time"
             )
     return {from_micros(row.execution_time): row.delta_table_version for row in rows}
 
 
 def history(spark: SparkSession, table: str) -> list[Commit]:
-    """Return the newest commits of an existing table, newest first, down to the newest that this job made."""
+    """Return the commits of an existing table, newest first, down to the newest commit of this job."""
     found = []
     for row in commits(spark, table):
         found.append(_commit(row))
@@ -261,7 +266,7 @@ def _commit(row: Row) -> Commit:
 
 
 class Run:
-    """One run; each step can be the first of its process."""
+    """One run; a process may begin with any of its steps."""
 
     def __init__(self, spark: SparkSession, params: Parameters) -> None:
         """Read the table of versions; raises like :func:`read_versions`."""
@@ -271,16 +276,16 @@ class Run:
             params.query.replace("{execution_time}", string_literal(params.execution_time))
         )
         self._planned_at: int | None = None
-        """The target's version when this process found it, or began to make it, what it was before the run."""
+        """Version of the target when this process checked or began to restore the state before the run."""
         self._merged: Commit | None = None
-        """The run's merge, if this process has made it."""
+        """Commit of the run's merge; None if this process has not merged."""
 
     def restore(self) -> dict[str, Any]:
-        """Make the table what it was before this run, in one commit or none.
+        """Return the table to its state before this run, with one commit or none, and return the report.
 
         Raises:
             JobFailed: the version to restore was vacuumed; nothing was changed.
-            DataRefused: the increment doesn't have the columns that the table had then; nothing was changed.
+            DataRefused: the increment has other columns than the table had in that version; nothing was changed.
         """
         spark, params = self._spark, self._params
         if not table_exists(spark, params.target):
@@ -311,12 +316,12 @@ class Run:
         return restored | ({"restored_version": base.version} if base.action == "restore" else {})
 
     def merge(self) -> dict[str, Any]:
-        """Apply the increment, in one commit, an empty one if it changes nothing.
+        """Merge the increment in one commit, which is empty if nothing changes, and return the report.
 
-        A try before this one that has come so far is not repeated.
+        If an earlier attempt has merged the increment, the method does nothing.
 
         Raises:
-            NotReady: the table is not what it was before this run.
+            NotReady: the table is not in its state before this run.
             JobFailed: another run was merged meanwhile.
         """
         spark, params = self._spark, self._params
@@ -339,7 +344,7 @@ class Run:
             merge(spark, self._increment, params.target, params.rules)
         runs = self._runs_since(self._planned_at)
         if not any((run.step, run.at) == ("merge", params.at) for run in runs):
-            self._leave_version()  # there was nothing to change
+            self._commit_without_change()  # the merge had nothing to change
             runs = self._runs_since(self._planned_at)
         if len(runs) > 1:
             versions = " and ".join(str(run.version) for run in reversed(runs))
@@ -350,10 +355,10 @@ class Run:
         return {"merged": True}
 
     def record(self, *, is_adopted: bool = False) -> dict[str, Any]:
-        """Note the version that this run's merge made.
+        """Record the version of this run's merge and return the report.
 
         Raises:
-            NotReady: the table's newest run is another one.
+            NotReady: the newest merge of the table belongs to another run.
         """
         spark, params = self._spark, self._params
         own = self._merged or newest_own(history(spark, params.target))
@@ -370,17 +375,17 @@ class Run:
         return {"table_version": own.version, "to_replay": [f"{time:%FT%T}" for time in sorted(later)]}
 
     def adopt(self) -> dict[str, Any]:
-        """Take the table, as it is, for the outcome of the execution time; for one that other programs have filled.
+        """Declare the table to be the outcome of the execution time, for a table that other programs have filled.
 
         Raises:
             NotReady: there is no such table.
-            WrongUse: it has recorded runs.
+            WrongUse: the table has recorded runs.
         """
         spark, params = self._spark, self._params
         delta_table(spark, params.target)
         if self._recorded:
             raise WrongUse(f"{params.target} has recorded runs in {params.versions} and can't be adopted")
-        self._leave_version()
+        self._commit_without_change()
         return self.record(is_adopted=True)
 
     def _base(self, newest: Sequence[Commit]) -> Base:
@@ -396,7 +401,7 @@ class Run:
         return base
 
     def _runs_since(self, version: int) -> list[Commit]:
-        """Return what runs have committed since then, newest first, without this run's own way to its base."""
+        """Return the commits of runs after a version, newest first, without this run's restore."""
         return [
             commit
             for commit in map(_commit, commits_after(self._spark, self._params.target, version))
@@ -407,10 +412,10 @@ class Run:
         with noted(self._spark, self._params.target, self._params.note(step)):
             self._spark.sql(statement).collect()
 
-    def _leave_version(self) -> None:
-        """Commit the run without a change: the minus one of a replay needs a version of its own for each run.
+    def _commit_without_change(self) -> None:
+        """Commit the run without a change of rows: a replay needs one version for each run.
 
-        Delta skips a write of no rows.
+        The commit sets a table property, because Delta writes no commit for a write without rows.
         """
         mark = {"lakehouse_patterns.stateful_merger.run_without_change": self._params.at.isoformat()}
         properties = properties_list(mark)
@@ -431,7 +436,7 @@ class Run:
 
 
 def _foreign(undone: Sequence[Row]) -> list[str]:
-    """Name the commits of other programs among those that a restore undoes."""
+    """Return the operation and version of each undone commit that another program has made."""
     return [
         f"{commit.operation} (version {commit.version})"
         for commit in map(_commit, undone)
@@ -440,7 +445,7 @@ def _foreign(undone: Sequence[Row]) -> list[str]:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Do the steps and report them."""
+    """Run the steps and return the report."""
     one = Run(spark, params)
     steps: dict[str, list[Callable[[], dict[str, Any]]]] = {
         "all": [one.restore, one.merge, one.record],

@@ -1,21 +1,27 @@
-"""Time Travel: versions of a Delta table with a name, which VACUUM keeps until the date that goes with it.
+"""Time Travel: named versions of a Delta table, which stay readable until a date of each name.
 
-Problem: an audit, a training set or a report needs the table as it was. Delta refuses versions older than 7 days, and
-the next VACUUM takes their files; and a version is a number that nobody remembers.
+Problem: an audit, a training set or a report needs an old version of a table. Delta refuses versions older than 7 days,
+and the next VACUUM deletes their files. And nobody remembers the number of a version.
 
-``--action name`` notes a version, given by number or time, in a registry; and raises the table's own retention
-(``delta.deletedFileRetentionDuration``, ``delta.logRetentionDuration``) so far that each named version can be read
-until its ``--keep_until``. VACUUM obeys that property, whoever runs it. ``restore`` makes the table what a named
-version was, in a commit of its own, and raises the retention again: RESTORE brings back the properties of then.
-``protect`` does the latter alone, for a table that another program has restored. ``forget`` takes a name back; the
-retention stays, lowering it is the owner's decision. ``list`` reports.
+Actions (``--action``):
+
+- ``name`` registers a version, given by number or time, under a name. It raises the table's retention
+  (``delta.deletedFileRetentionDuration``, ``delta.logRetentionDuration``) so that each named version can be read until
+  its ``--keep_until``. Every VACUUM of the table obeys this retention.
+- ``restore`` restores the table to a named version, in one commit, and raises the retention again, because RESTORE also
+  brings back the old properties.
+- ``protect`` only raises the retention, for a table that another program has restored.
+- ``forget`` deletes a name. The retention stays: the owner of the table may lower it.
+- ``list`` reports the named versions.
 
 In dbt: ``{{ lakehouse_patterns.time_travel(ref('orders'), name='audit', registry=source('ops', 'versions')) }}``.
 
-Guarantee: a name means one version for good. The version is protected before it is registered. VACUUM with
-``retentionDurationCheck`` switched off, or a table that is dropped, ends the promise. It is no backup.
+Guarantee: a name never changes to another version. The version is protected before it is registered.
 
-Cost: the table keeps all files removed since its oldest named version, not only those which that version needs.
+Not guaranteed: versions after a VACUUM with ``retentionDurationCheck`` switched off, or after the table is dropped. A
+named version is no backup.
+
+Cost: the table keeps all files removed since its oldest named version, including files that this version doesn't need.
 
     spark-submit python_jobs/idempotency/time_travel.py --table lakehouse/orders --registry lakehouse/versions \\
         --action name --name audit-2024 --version 12 --keep_until 2034-12-31
@@ -55,22 +61,22 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Parameters:
-    """Give a version of a table a name, and keep it readable."""
+    """Name a version of a table, and keep this version readable."""
 
     table: str
     """Delta table, by path or catalog name."""
     registry: str
     """Delta table of the named versions, by path or catalog name; one may serve many tables."""
     action: Literal["name", "list", "restore", "protect", "forget"]
-    """What to do."""
+    """Action to run."""
     name: str | None = None
-    """Name of the version, unique for the table."""
+    """Name of the version, unique within the table."""
     version: int | None = None
-    """name: its number."""
+    """Number of the version, for action name."""
     timestamp: str | None = None
-    """name: in place of a number, a time (ISO 8601); the last commit at or before it."""
+    """Time (ISO 8601) instead of a number, for action name: it means the last commit at or before this time."""
     keep_until: str | None = None
-    """name: time until which the version can be read."""
+    """Time (ISO 8601) until which the version stays readable, for action name."""
 
     def __post_init__(self) -> None:
         if (self.name is None) != (self.action in ("list", "protect")):
@@ -96,15 +102,15 @@ class NamedVersion:
 
     @property
     def retention_days(self) -> int:
-        """Days for which removed files must be kept: those of this version were removed after its commit."""
+        """Return for how many days the table must keep removed files, counted from the version's commit."""
         return math.ceil((self.keep_until - self.committed_at) / dt.timedelta(days=1))
 
 
 def named_versions(spark: SparkSession, params: Parameters) -> list[NamedVersion]:
-    """Return the named versions of the table, by name.
+    """Return the named versions of the table, sorted by name.
 
     Raises:
-        WrongUse: the registry holds something else.
+        WrongUse: the registry has other columns.
     """
     rows = read_registry(spark, params.registry, _REGISTRY, "registry of versions")
     if rows is None:
@@ -118,7 +124,7 @@ def named_versions(spark: SparkSession, params: Parameters) -> list[NamedVersion
 
 
 def protect(spark: SparkSession, table: str, versions: Sequence[NamedVersion]) -> int:
-    """Raise the table's retention, of files and of the log, to what the versions need; return it in days."""
+    """Raise the retention of the table's files and log so that the versions stay readable; return it in days."""
     needed = max((named.retention_days for named in versions), default=0)
     there = deleted_file_retention(spark, table).days
     if there >= needed:
@@ -140,7 +146,7 @@ def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
     """Protect the version and register it.
 
     Raises:
-        WrongUse: there is no such version, or the name means another one.
+        WrongUse: there is no such version, or the name means another version.
     """
     name, keep_until = given(params.name, "name"), given(params.keep_until, "keep_until")
     commit = _commit(spark, params)
@@ -149,12 +155,12 @@ def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
     for other in versions:
         if other.name == named.name and other.version != named.version:
             raise WrongUse(
-                f"{params.name} is version {other.version} of {params.table} already; forget it first"
+                f"the name {params.name} means version {other.version} of {params.table}; choose another name, or run "
+                "--action forget first"
             )
     before = deleted_file_retention(spark, params.table)
-    protect(
-        spark, params.table, [*versions, named]
-    )  # first: Delta refuses to read what is older than the retention
+    # Protect the version before the read: Delta refuses to read versions that are older than the retention.
+    protect(spark, params.table, [*versions, named])
     try:
         read_version(spark, params.table, named.version).collect()
     except (PySparkException, Py4JJavaError) as failure:
@@ -171,7 +177,7 @@ def give_name(spark: SparkSession, params: Parameters) -> NamedVersion:
 
 
 def _commit(spark: SparkSession, params: Parameters) -> tuple[int, dt.datetime]:
-    """Return number and time of the version that the parameters mean."""
+    """Return the number and the commit time of the version that the parameters name."""
     history = (
         delta_table(spark, params.table).history().select("version", F.unix_micros("timestamp").alias("at"))
     )
@@ -196,11 +202,11 @@ def _named(spark: SparkSession, params: Parameters) -> tuple[NamedVersion, list[
         if named.name == params.name:
             return named, versions
     there = ", ".join(named.name for named in versions) or "none"
-    raise WrongUse(f"{params.table} has no version named {params.name}; there are {there}")
+    raise WrongUse(f"{params.table} has no version named {params.name}; its named versions are: {there}")
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Do the action and report the table's named versions."""
+    """Run the action and return the report, which has the table's named versions."""
     delta_table(spark, params.table)
     report: dict[str, Any] = {"table": params.table}
     if params.action == "name":

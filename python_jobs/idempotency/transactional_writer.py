@@ -1,20 +1,21 @@
-"""Transactional Writer, Delta: one run writes several tables, each of which takes it whole, once, or not at all.
+"""Transactional Writer, Delta: one run writes several tables, and each table gets all rows of the run once, or none.
 
-Problem: tasks are lost and tried again, jobs are killed and started again, and readers must see neither a part of a
-run nor any of it twice.
+Problem: tasks are lost and retried, jobs are killed and restarted. Readers must see no part of a run, and no row twice.
 
-Guarantee: each table gets the run's rows in one Delta commit. Files of tasks that failed, or of a job that was killed
-before the commit, are never read; vacuum removes them. The commit carries the run's number (``txnAppId``,
-``txnVersion``), so a rerun skips the tables that have the run and writes the others, from the version of the source
-that the first attempt has read. Tables are written in the order given: a reader of several may see the first with the
-run and the last without it until the run, or its rerun, ends.
+Guarantee: each table gets the run's rows in one Delta commit. Files of failed tasks, or of a job that was killed before
+the commit, are never read; vacuum deletes them. The commit has the run's number (``txnAppId``, ``txnVersion``). So a
+rerun skips the tables that have the run and writes the others, from the same version of the source as the first
+attempt.
 
-A run that is older than the newest one in a table is refused (exit code 3) before anything is written: Delta itself
-would skip it without a word. Runs come in order; ``--generation`` begins a new sequence, in which past runs may be
-written again. The rows of their first time stay, so an append then has them twice: delete them first, or replace or
-merge them instead (Data Overwrite, Merger).
+Not guaranteed: one commit over all tables. The tables are written in the given order, so until the run or its rerun
+ends, a reader may see the run in the first table and not yet in the last.
 
-Cost: two reads of a table's log beside the write, and one entry a writer in the table's state.
+A run that is older than the newest run in a table is refused (exit code 3) before anything is written, because Delta
+would silently skip it. Runs must come in order. ``--generation`` starts a new sequence, in which past runs may be
+written again. The rows of the first pass stay, so an append then duplicates them: delete them first, or use Data
+Overwrite or Merger instead.
+
+Cost: two reads of a table's log for each write, and one entry for each writer in the table's state.
 
 Queries read ``{source}`` and may name ``{run}``, its time as text::
 
@@ -47,13 +48,13 @@ class Parameters:
     source: str
     """Delta table (name or path) that the queries read as {source}."""
     write: dict[str, str]
-    """Target table (name or path, made if absent) to its query, in the order of writing."""
+    """Target tables (name or path, created if absent), each with its query, in the order of writing."""
     run: str
     """Logical time of the run (2024-11-20, 2024-11-20T10), never the clock's."""
     writer: str = "transactional_writer"
-    """Name of the pipeline in the tables' logs: one for each that writes to them."""
+    """Name of the pipeline in the tables' logs; each pipeline that writes to these tables needs another name."""
     generation: int = 0
-    """Raised by one to write past runs again; what they wrote before stays."""
+    """Number of the sequence of runs; raise it by one to write past runs again. Rows of earlier sequences stay."""
 
     def __post_init__(self) -> None:
         if not self.write:
@@ -61,21 +62,21 @@ class Parameters:
         if self.source in self.write:
             raise WrongUse(f"'{self.source}' can't be source and target")
         require_at_least(0, generation=self.generation)
-        _ = self.version  # refuses what is no time
+        _ = self.version  # refuses a text that is no time
 
     @property
     def version(self) -> int:
-        """The run as a number that grows with its time (Delta's txnVersion): microseconds since 1970."""
+        """Return the run's time as a number (Delta's txnVersion): microseconds since 1970."""
         return to_micros(parse_time(self.run))
 
     @property
     def app_id(self) -> str:
-        """Whose numbers these are (Delta's txnAppId)."""
+        """Return the name under which Delta counts the runs (Delta's txnAppId)."""
         return f"{self.writer}/{self.generation}"
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Write the tables that don't have the run yet.
+    """Write the run to the tables that don't have it yet, and return the report.
 
     Raises:
         NotReady: there is no source table.
@@ -104,8 +105,8 @@ def _tables_with_the_run(spark: SparkSession, params: Parameters) -> set[str]:
         newest = transaction_version(spark, table, params.app_id) if exists else None
         if newest is not None and newest > params.version:
             raise DataRefused(
-                f"'{table}' has a later run than {params.run} of {params.app_id}, so Delta would skip this one without "
-                f"a word; nothing was written. Past runs are written again under --generation {params.generation + 1}"
+                f"'{table}' has a later run than {params.run} of {params.app_id}, so Delta would silently skip this "
+                f"run; nothing was written. To write past runs again, pass --generation {params.generation + 1}"
             )
         if newest == params.version:
             having.add(table)
@@ -113,7 +114,7 @@ def _tables_with_the_run(spark: SparkSession, params: Parameters) -> set[str]:
 
 
 def _version_read_before(spark: SparkSession, params: Parameters, having: set[str]) -> int | None:
-    """Return the version of the source that an attempt at this run has read, or None if there was none."""
+    """Return the version of the source that an earlier attempt at this run has read; None without such an attempt."""
     writer, version, source_version = (
         F.get_json_object("userMetadata", f"$.{name}") for name in ("writer", "version", "source_version")
     )
@@ -126,7 +127,7 @@ def _version_read_before(spark: SparkSession, params: Parameters, having: set[st
 
 
 def _write(spark: SparkSession, rows: DataFrame, table: str, params: Parameters, note: dict[str, Any]) -> int:
-    """Append the rows and return their number, as the commit has it."""
+    """Append the rows and return their number, from the commit's metrics."""
     metadata = write_once(spark, rows, table, transaction=(params.app_id, params.version), note=note)
     commit = find_commit(spark, table, metadata)
     if commit is None:

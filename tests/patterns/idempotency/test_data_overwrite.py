@@ -411,7 +411,7 @@ def test_a_row_of_another_partition_of_plain_files_is_refused(spark: SparkSessio
     folder = str(tmp_path / "numbers")
     overwrite_files(frame(spark, (1, "a")), folder, "json", {"part": "a"})
     for outside in ("b", None):
-        with pytest.raises(DataRefused, match="a row is outside of the partition part=a of"):
+        with pytest.raises(DataRefused, match="a row lies outside of the partition part=a of"):
             overwrite_files(frame(spark, (2, "a"), (3, outside)), folder, "json", {"part": "a"})
     assert_rows(read(spark, Path(folder)), [(1, "a")])
     with pytest.raises(WrongUse, match="the rows have no column day; they have id, part"):

@@ -359,7 +359,7 @@ def test_postgres_takes_each_batch_once_together_with_its_number(
     sink.write(batch(spark, ("s1", ["replayed"])), 1)
     sink.write(batch(spark, ("s1", ["replayed"])), 0)
     assert_rows(in_postgres(database), [("s1", ["a", "c"]), ("s2", ["b"])])
-    with pytest.raises(JobFailed, match="run 3 of checkpoint_1 came after run 1 of it"):
+    with pytest.raises(JobFailed, match="run 3 of checkpoint_1 came after its run 1"):
         sink.write(batch(spark, ("s1", ["d"])), 3)
 
     def dies(*_: Any) -> None:

@@ -105,11 +105,11 @@ def test_a_name_means_one_version_for_good(orders: Orders) -> None:
     orders.give("audit", 0)
     assert orders.give("audit", 0, keep_until=text(FIRST + 730 * 24 * HOUR))["named"]["audit"] == 0
     assert deleted_file_retention(orders.spark, orders.table).days == 730
-    with pytest.raises(WrongUse, match=r"audit is version 0 of .* already; forget it first"):
+    with pytest.raises(WrongUse, match=r"name audit means version 0 of .*; choose another name"):
         orders.give("audit", 1)
     with pytest.raises(WrongUse, match="has no version 7; its log goes from 0"):
         orders.give("later", 7)
-    with pytest.raises(WrongUse, match="has no version named nothing; there are audit"):
+    with pytest.raises(WrongUse, match="has no version named nothing; its named versions are: audit"):
         orders.run("restore", "nothing")
     assert "audit" in orders.run("list")["named"]
     assert "audit" not in orders.run("forget", "audit")["named"]
