@@ -1,18 +1,17 @@
-"""Wrapper for records in motion: the record as it came and its processing context in one JSON envelope.
+"""Wrapper for streams and files: one JSON envelope with the unmodified record and its processing context.
 
-Problem: consumers need to know which job version produced a record, and maintainers need the original for
-debugging, byte for byte, whatever the provider sent.
+Problem: consumers need the version of the job that produced a record. For debugging, maintainers need the original
+record, byte for byte, whatever the provider sent.
 
-Guarantee: one row a record, whose ``value`` is ``{"raw_data": "…", "processing_context": {"job_version": …,
-"batch_version": …}}``. ``raw_data`` decodes to exactly the input, malformed JSON, unknown fields and
-whitespace included. Bytes that are no UTF-8 can't be a JSON string and come as ``raw_data_base64`` instead:
-the record survives in any case. Another job version changes ``processing_context`` alone.
+Guarantee: one row for each record. Its column ``value`` is ``{"raw_data": "…", "processing_context": {"job_version": …,
+"batch_version": …}}``. ``raw_data`` decodes to exactly the input, also with malformed JSON, unknown fields and
+whitespace. Bytes that are no UTF-8 can't be a JSON string; their envelope has ``raw_data_base64`` instead, so no record
+is lost. Another job version changes only ``processing_context``.
 
-A Delta source is streamed: each micro-batch is one commit, and a batch that runs again adds nothing. Files
-are one batch under the ``batch_version`` you give it, and the same version adds nothing a second time, whatever other
-versions came before.
+A Delta source is read as a stream: each micro-batch is one commit, and a repeated batch adds nothing. Files are one
+batch with the given ``batch_version``. A rerun with the same version adds nothing, whatever other versions came before.
 
-Cost: one pass, no shuffle; an envelope adds about 80 bytes and the escapes of the record's quotes.
+Cost: one pass without a shuffle. An envelope adds about 80 bytes and the escapes of the record's quotes.
 
     spark-submit python_jobs/data_value/wrapper.py --source lakehouse/bronze/bronze_visits \\
         --target lakehouse/silver/silver_visit_envelopes --checkpoint checkpoints/wrapper --job_version v2.5.1
@@ -50,45 +49,48 @@ APP_ID = "lakehouse_patterns.wrapper"
 
 @dataclass(frozen=True)
 class Parameters(TriggerParameters):
-    """Wrap each record in a JSON envelope: the record unmodified, the context of its processing beside it."""
+    """Wrap each record in a JSON envelope with the unmodified record and the context of its processing."""
 
     source: str
-    """Delta table of records, by path or catalog name; with source_format files, their path."""
+    """Delta table of records, by path or catalog name; with source_format files, the path of the files."""
     target: str
-    """Delta table of envelopes, by path or catalog name; made if absent."""
+    """Delta table of envelopes, by path or catalog name; created if absent."""
     job_version: str
-    """Version of the job that goes into each envelope."""
+    """Version of the job for the envelopes."""
     source_format: Literal["delta", "files"] = "delta"
-    """delta streams what is new in the table; files reads every line of text files as one batch."""
+    """Form of the source. delta reads new rows of the table as a stream; files reads each line of text files, once."""
     payload_column: str = "payload"
-    """Column of a Delta source that holds the record (string or binary); other columns pass through."""
+    """Column of a Delta source that has the record (string or binary); other columns pass through."""
     checkpoint: str | None = None
     """Folder of the stream's progress; needed for a Delta source."""
     start_over: bool = False
-    """Let a new checkpoint append the whole source again to tables that an earlier one has filled."""
+    """Whether a new checkpoint may append the whole source again to tables that an earlier checkpoint has filled."""
     batch_version: int | None = None
     """Version of the batch, needed for files; a stream numbers its micro-batches itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source_format == "delta" and (self.checkpoint is None or self.batch_version is not None):
-            raise WrongUse("a Delta source needs checkpoint and takes no batch_version: batches are numbered")
+            raise WrongUse(
+                "a Delta source needs checkpoint and takes no batch_version: the stream numbers batches"
+            )
         if self.source_format == "files" and (self.batch_version is None or self.checkpoint is not None):
-            raise WrongUse("files need batch_version and take no checkpoint: they are one batch")
+            raise WrongUse("files need batch_version and take no checkpoint: all files are one batch")
         if self.source_format == "files" and self.trigger is not None:
             raise WrongUse("trigger is for a Delta source, got it with source_format files")
 
 
 def wrap(records: DataFrame, payload_column: str, job_version: str, batch_version: int) -> DataFrame:
-    """Return the records with ``value``, their envelope, in place of the payload column.
+    """Return the records with their envelope (``value``) instead of the payload column.
 
     Args:
-        records: a string or binary payload column, and columns that pass through.
-        job_version: goes into each envelope.
-        batch_version: goes into each envelope.
+        records: rows with a string or binary payload column, and columns that pass through.
+        payload_column: name of the payload column.
+        job_version: version of the job for the envelopes.
+        batch_version: version of the batch for the envelopes.
 
     Returns:
-        ``value`` (string, JSON), then the other columns; one row a record. A NULL payload gives an envelope
+        ``value`` (string, JSON), then the other columns; one row for each record. A NULL payload gives an envelope
         without raw data.
     """
     payload = named_column(payload_column)
@@ -106,14 +108,14 @@ def wrap(records: DataFrame, payload_column: str, job_version: str, batch_versio
 
 
 class _EnvelopeWriter(BatchFunction):
-    """Appends the envelopes of one micro-batch."""
+    """The ``foreachBatch`` function of the job: it appends the envelopes of each batch."""
 
     def __init__(self, parameters: Parameters, writer_id: str) -> None:
         self._parameters, self._writer_id = parameters, writer_id
         self.batches = 0
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Write a batch; Delta skips one whose number the target already has from this checkpoint."""
+        """Append one batch; Delta skips a batch that the target already has from this checkpoint."""
         params = self._parameters
         envelopes = wrap(rows, params.payload_column, params.job_version, batch_id)
         append(envelopes, params.target, batch_options(self._writer_id, batch_id))
@@ -121,11 +123,11 @@ class _EnvelopeWriter(BatchFunction):
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Wrap what is new in the source; report the batches and the target's version.
+    """Wrap the new records of the source and return the report: the number of batches and the target's version.
 
     Raises:
-        NotReady: the source is not there.
-        WrongUse: it has no payload column, a column ``value`` already, or the target has another schema.
+        NotReady: the source doesn't exist.
+        WrongUse: the source has no payload column or already a column ``value``, or the target has another schema.
     """
     if parameters.source_format == "files":
         return _run_files(spark, parameters)
@@ -150,7 +152,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     batch_version = given(parameters.batch_version, "batch_version")
-    # Spark also ends lines at a carriage return unless told; the record must keep it.
+    # By default Spark also ends a line at a carriage return, but the record must keep it.
     reader = spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n")
     try:
         lines = reader.text(parameters.source)
@@ -159,7 +161,7 @@ def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
             raise NotReady(f"there is no file at {parameters.source}") from None
         raise
     envelopes = wrap(lines, "value", parameters.job_version, batch_version)
-    # Each batch is a writer of its own: of one writer Delta skips all numbers below its newest, in silence.
+    # Each batch has another txnAppId: with a common one, Delta would silently skip each version below the newest.
     transaction = (f"{APP_ID}/{batch_version}", 0)
     written = write_once(spark, envelopes, parameters.target, transaction=transaction)
     commit = find_commit(spark, parameters.target, written)
@@ -170,7 +172,9 @@ def _check_columns(records: DataFrame, payload_column: str) -> None:
     if payload_column not in records.columns:
         raise WrongUse(f"the source has no column '{payload_column}'; it has {', '.join(records.columns)}")
     if payload_column != "value" and "value" in records.columns:
-        raise WrongUse("the source has a column 'value' already, which is the envelope's name")
+        raise WrongUse(
+            "the source has a column 'value', which is the name of the envelope; rename the column"
+        )
 
 
 if __name__ == "__main__":

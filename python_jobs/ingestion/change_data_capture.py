@@ -1,26 +1,26 @@
-"""Change Data Capture, Kafka to bronze: every record of a topic, verbatim, once.
+"""Change Data Capture, Kafka to bronze: append every record of a topic to a Delta table, verbatim and once.
 
-Problem: a database's log reader (Debezium) publishes each insert, update and deletion to a topic within seconds.
-The lake must keep all of them, in a table that outlives the topic's retention and from which current state and
-history can be made anew.
+Problem: a database's log reader (Debezium) publishes each insert, update and deletion to a topic within seconds. The
+lake must keep all of them, in a table that outlives the topic's retention. The current state and the history must be
+computable again from this table.
 
-Guarantee: the bronze table only appends, and holds each (topic, partition, offset) once: a batch is one Delta
-commit that carries the checkpoint's writer id and the batch's number, so a batch that is retried or killed adds
-nothing twice. A new checkpoint goes on behind what the table already holds. Key, value and headers are the
-record's bytes; a tombstone is a row whose payload is NULL. ``ingested_at`` is one value a batch and rises from batch to
-batch, so that readers can ask for what is newer than they have. One query at a time writes to a table.
+Guarantee: the bronze table is append-only and has each (topic, partition, offset) once. A batch is one Delta commit
+with the checkpoint's writer id and the batch's number, so a batch that is retried or killed adds no row twice. A new
+checkpoint continues after the table's last offsets. Key, value and headers are the record's bytes; a tombstone is a row
+whose payload is NULL. ``ingested_at`` has one value for each batch and increases from batch to batch, so that readers
+can select the rows that are newer than theirs. Only one query may write to a table at a time.
 
-When records expire before they were read, ``--fail_on_data_loss true`` (the default) ends the job with exit code 1,
-because the table would have a gap that nobody sees; ``false`` goes on with the oldest record that is left.
+If records expire before they are read, ``--fail_on_data_loss true`` (the default) ends the job with exit code 1,
+because the table would silently have a gap. ``false`` continues with the oldest record that still exists.
 
-Cost: one pass over the new records, one commit a batch; many small batches make many small files (Compactor).
+Cost: one pass over the new records and one commit for each batch. Many small batches make many small files (Compactor).
 
     spark-submit python_jobs/ingestion/change_data_capture.py --bootstrap_servers localhost:9092 \\
         --topics '[blog.public.users]' --target lakehouse/bronze/bronze_users_changes \\
         --checkpoint lakehouse/checkpoints/bronze_users_changes --trigger "2 seconds"
 
-The macros of macros/ingestion/change_data_capture.sql make typed changes of it. A topic of plain events (visits) is
-read in the same way.
+The macros of macros/ingestion/change_data_capture.sql compute typed changes from the bronze table. The job reads a
+topic of plain events (visits) in the same way.
 
 Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
 """
@@ -62,12 +62,12 @@ from python_jobs.shared.kafka.topics import SOURCE_FAILURES, partition_counts, s
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
 
-# No statistics over payload and key: they cost, and can't hold bytes that are no text.
+# No statistics of payload and key: they cost time, and they can't represent bytes that are no text.
 _PROPERTIES = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "topic,partition,offset,timestamp,ingested_at",
 }
-# How Spark writes "from the first" and "from the end" for one partition.
+# Spark's numbers for "from the first offset" and "from the end" of one partition.
 _STARTS = {"earliest": -2, "latest": -1}
 
 
@@ -83,19 +83,19 @@ class Parameters(TriggerParameters, ProcessingTimeParameters, PostgresParameters
     topics: list[str]
     """Topics to read; they must exist."""
     target: str
-    """Bronze table, by path or catalog name; made if absent."""
+    """Bronze table, by path or catalog name; created if absent."""
     checkpoint: str
-    """Folder of the stream's progress: one for each target, kept as long as it is."""
+    """Folder of the stream's progress: one for each target, kept as long as the target."""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
-    """Where to begin with a partition of which the target holds nothing."""
+    """Start position in a partition of which the target has no record."""
     fail_on_data_loss: bool = True
-    """Whether records that expired before they were read end the job; false goes on without them."""
+    """Whether the job ends if records expired before they were read; false continues without them."""
     max_records_per_trigger: int | None = None
-    """Most records in one batch; by default all that are there."""
+    """Maximum number of records in one batch; by default all available records."""
     consumer: dict[str, str] = field(default_factory=dict)
     """Further settings of Kafka's client, such as security.protocol; secrets as ${env:NAME} only."""
     derive: dict[str, str] = field(default_factory=dict)
-    """Further columns, --derive.NAME "SQL EXPRESSION" over the record's own (to_date(timestamp))."""
+    """Further columns, --derive.NAME "SQL EXPRESSION" over the record's columns (to_date(timestamp))."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the table."""
 
@@ -113,17 +113,17 @@ class Parameters(TriggerParameters, ProcessingTimeParameters, PostgresParameters
 
     @property
     def source(self) -> str:
-        """Topics and brokers, for messages."""
+        """Return topics and brokers as a text for messages."""
         return f"{','.join(self.topics)} at {self.bootstrap_servers}"
 
 
 class Appender(BatchFunction):
-    """The ``foreachBatch`` function of the job: one append a batch.
+    """The ``foreachBatch`` function of the job: it appends each batch in one commit.
 
     Args:
-        writer_id: Delta ``txnAppId`` of this checkpoint.
-        last_ingested_at: the newest that the table holds, microseconds since 1970.
-        after_batch: called when a batch was appended; the next one isn't read before it returns.
+        writer_id: Delta's ``txnAppId`` of this checkpoint.
+        last_ingested_at: newest ``ingested_at`` of the table, in microseconds since 1970.
+        after_batch: function that is called after each append; the query waits for it before it reads the next batch.
     """
 
     def __init__(
@@ -136,16 +136,16 @@ class Appender(BatchFunction):
     ) -> None:
         self._spark, self._params, self._writer_id = spark, params, writer_id
         self._last_ingested_at, self._after_batch = last_ingested_at, after_batch
-        # Only what a report looks back on: a continuous job runs for months.
+        # The report has the last 100 batches only, because a continuous job runs for months.
         self.batches: deque[dict[str, int]] = deque(maxlen=100)
         self.records = 0
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Append one batch, unless the table has it."""
+        """Append one batch, unless the table already has it."""
         if is_committed(self._spark, self._params.target, self._writer_id, batch_id):
             return
         now = self._params.processing_time()
-        # Rises with every batch even if the clock doesn't.
+        # ingested_at increases with every batch even if the clock doesn't.
         ingested_at = max(to_micros(now), self._last_ingested_at + 1)
         observation = Observation()
         bronze = bronze_rows(rows, ingested_at, self._params.derive).observe(
@@ -155,7 +155,7 @@ class Appender(BatchFunction):
         try:
             append(bronze, self._params.target, transaction)
         except (PySparkException, Py4JJavaError) as failure:
-            # The records are read as they are written, so this is where the source's failures show too.
+            # Spark reads the records during the write, so failures of the source are raised here, too.
             raise source_failure(failure, self._params.source) or failure from None
         self._last_ingested_at = ingested_at
         records = int(observation.get["records"])
@@ -167,17 +167,17 @@ class Appender(BatchFunction):
 def start(
     spark: SparkSession, params: Parameters, after_batch: Callable[[], None] = lambda: None
 ) -> tuple[StreamingQuery, Appender]:
-    """Make or check the table, claim the checkpoint and start the query.
+    """Create or check the table, claim the checkpoint and start the query.
 
     Args:
-        spark: the session.
-        params: the job's parameters.
-        after_batch: called when a batch was appended, by the query's thread, which waits for it.
+        spark: session of the job.
+        params: parameters of the job.
+        after_batch: function that the query's thread calls after each append; the thread waits for it.
 
     Raises:
-        NotReady: no broker answers, or a topic isn't there.
-        WrongUse: the target is another table, the checkpoint belongs to another query, or a table's replica identity
-            leaves out what can't be recognised.
+        NotReady: no broker answers, or a topic doesn't exist.
+        WrongUse: the target has other columns, the checkpoint belongs to another query, or a table's replica identity
+            leaves out values that can't be told from NULL.
     """
     settings = consumer_settings(params.bootstrap_servers, params.consumer)
     partitions = partition_counts(spark, params.topics, settings)
@@ -213,10 +213,10 @@ def start(
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Run the query to its end and report what was appended.
+    """Run the query to its end and return the report.
 
     Raises:
-        JobFailed: records have expired, or the broker doesn't answer any more.
+        JobFailed: records have expired, or the broker no longer answers.
     """
     query, appender = start(spark, params)
     await_end(query, appender, params.source, SOURCE_FAILURES)
@@ -230,7 +230,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def _prepare_target(spark: SparkSession, params: Parameters) -> bool:
-    """Make the bronze table and return True, or check that the one there is such a table."""
+    """Create the bronze table and return True; if the table exists, check its columns and return False."""
     own = ", ".join(f"{name} {type_}" for name, type_ in BRONZE_TYPES.items())
     empty = spark.createDataFrame([], own)
     derived = (F.expr(expression).alias(name) for name, expression in params.derive.items())
@@ -262,7 +262,7 @@ def _last_ingested_at(spark: SparkSession, target: str) -> int:
 
 
 def _next_offsets(spark: SparkSession, params: Parameters) -> dict[tuple[str, int], int]:
-    """Return where the table ends in each partition: a new checkpoint goes on there."""
+    """Return the next offset of each topic and partition of the table, from which a new checkpoint continues."""
     rows = (
         read_table(spark, params.target)
         .where(F.col("topic").isin(params.topics))

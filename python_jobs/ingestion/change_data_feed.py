@@ -1,31 +1,31 @@
 """Change Data Capture, lake-native: every insert, update and delete of a Delta table, to Kafka or to a Delta table.
 
-Problem: others need each change of a table, deletions included, within seconds. Comparing extracts misses what
-happens between two of them, and a delta column never shows a deleted row. Delta's Change Data Feed records each
-commit's changes as rows; this job turns them into one event a key and commit.
+Problem: consumers need each change of a table, with its deletions, within seconds. A comparison of extracts misses the
+changes between two extracts, and a delta column never shows a deleted row. Delta's Change Data Feed records the changes
+of each commit as rows. This job turns them into one event for each key and commit.
 
-An event has ``event_id``, ``op`` (c created, u updated, d deleted), ``before`` and ``after`` (the row, NULL where
-there is none), ``commit_version`` and ``commit_timestamp``. The two images of an update are joined; a key that
-changes is a deletion of the old key and a creation of the new one.
+An event has ``event_id``, ``op`` (c created, u updated, d deleted), ``before`` and ``after`` (the row, or NULL if there
+is no row), ``commit_version`` and ``commit_timestamp``. The two images of an update are in one event. A changed key
+gives a deletion of the old key and a creation of the new key.
 
-- ``--topic``: one JSON message an event. The message key is the primary key as JSON, so that all events of a key
-  are in one partition, in the order of their commits.
+- ``--topic``: one JSON message for each event. The message key is the primary key as JSON, so all events of a key are
+  in one partition, in the order of their commits.
 - ``--target``: the same events as typed columns (``key``, ``before`` and ``after`` are structs), appended.
 
-It starts with the table's rows as they are at version N, as creations of that version, and goes on with the changes
-from N + 1: no gap, no overlap. ``--starting_version`` leaves the snapshot out.
+The job starts with the table's rows at version N, as creations of that version, and continues with the changes from
+N + 1: without gap and without overlap. ``--starting_version`` leaves the snapshot out.
 
-Guarantee: no change is lost, wherever the job is killed. The Delta table has each event once. The topic has it at
-least once: a batch that is published again carries the same events under the same ``event_id``, so readers keep
-the highest ``commit_version`` of a key, or each event_id once. Refused at the start: a table whose feed is off, which
-Delta would answer with an empty stream in some cases and a trace in others. Refused with exit code 3: a NULL in a key
-column, and a key that one commit holds twice.
+Guarantee: no change is lost if the job is killed at any point. The Delta table has each event once. The topic has each
+event at least once: a batch that is published again has the same events with the same ``event_id``, so readers keep
+the highest ``commit_version`` of a key, or each event_id once. A table without the feed is refused at the start,
+because Delta would return an empty stream in some cases and a trace in others. A NULL in a key column and a key that
+comes twice in one commit are refused with exit code 3.
 
-Cost: the files that a commit added, or its change files, are read once; two shuffles of the changed rows, which are
-kept (memory, then disk) while they are published. A commit is never split between batches,
-``--max_files_per_trigger`` bounds how many are taken together. An insert costs nothing at the source; updates,
-deletes and merges write their changed rows a second time. The feed lives as long as the source's history: keep its
-log and deleted-file retention above the longest stand-still of this job.
+Cost: one read of the files that a commit added, or of its change files. Two shuffles of the changed rows, which are
+cached on disk while they are published. A commit is never split between batches; ``--max_files_per_trigger`` limits the
+number of commits in one batch. The feed makes inserts at the source no more expensive; updates, deletes and merges
+write their changed rows a second time. The feed exists as long as the source's history: the source's retentions of the
+log and of deleted files must be longer than the longest interruption of this job.
 
     spark-submit python_jobs/ingestion/change_data_feed.py --source lakehouse/silver/silver_users --key '[user_id]' \\
         --topic lakehouse.users --bootstrap_servers localhost:9092 --checkpoint lakehouse/checkpoints/users_feed
@@ -81,20 +81,20 @@ _NAMES = {CREATED: "created", UPDATED: "updated", DELETED: "deleted"}
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 EVENT_COLUMNS = ("event_id", "op", "key", "before", "after", "commit_version", "commit_timestamp")
 
-# Spark's default leaves NULLs out and cuts times to milliseconds.
+# Spark's defaults leave out NULLs and cut times to milliseconds.
 _JSON = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-# Acknowledged by all replicas, in the order of sending even when a send is repeated; a minute in vain is enough.
+# All replicas acknowledge each record, a repeated send keeps the order, and a send without a broker fails after 60 s.
 _PRODUCER = {"acks": "all", "enable.idempotence": "true", "max.block.ms": "60000"}
-# What ends the stream and is a matter of its source, by the error class in Spark's text.
+# Failures of the stream that its source table causes, by the error class in Spark's text.
 _SOURCE_FAILURES = SOURCE_FAILURES | {
     "DELTA_SCHEMA_CHANGED": "has changed its schema; run again, the events then have its new columns",
-    "DELTA_MISSING_CHANGE_DATA": "didn't record these changes, its feed was off; begin again with a new checkpoint",
-    "DELTA_VERSION_NOT_FOUND": "no longer has the versions that come next; begin again with a new checkpoint",
-    "DELTA_LOG_FILE_NOT_FOUND": "no longer has the versions that come next; begin again with a new checkpoint",
+    "DELTA_MISSING_CHANGE_DATA": "hasn't recorded these changes, its feed was off; start again with a new checkpoint",
+    "DELTA_VERSION_NOT_FOUND": "no longer has the versions to read next; start again with a new checkpoint",
+    "DELTA_LOG_FILE_NOT_FOUND": "no longer has the versions to read next; start again with a new checkpoint",
 }
 
 
@@ -105,21 +105,21 @@ class Parameters(TriggerParameters):
     source: str
     """Delta table, by path or catalog name, with delta.enableChangeDataFeed = true."""
     key: list[str]
-    """Columns of the primary key: never NULL, unique in each version of the table."""
+    """Columns of the primary key: never NULL, and unique in each version of the table."""
     checkpoint: str
-    """Folder of the stream's progress: one for each source and destination, kept as long as they are."""
+    """Folder of the stream's progress: one for each source and destination, kept as long as they exist."""
     topic: str | None = None
-    """Kafka topic to publish to."""
+    """Kafka topic to which the events are published."""
     bootstrap_servers: str | None = None
     """Kafka brokers, host:port,host:port."""
     target: str | None = None
-    """In place of topic: Delta table, by path or catalog name, to append the events to; made if absent."""
+    """Delta table, by path or catalog name, to which the events are appended instead; created if absent."""
     starting_version: int | None = None
-    """First version whose changes are published; by default the rows of now, then every later change."""
+    """First version whose changes are published; by default the current rows, then every later change."""
     tombstones: bool = False
-    """After each deletion a message without value, by which a compacted topic forgets the key."""
+    """Whether a message without value follows each deletion; a compacted topic then deletes the key."""
     max_files_per_trigger: int | None = None
-    """Most source files in one batch, except that a commit is never split; Delta's default is 1000."""
+    """Maximum number of source files in one batch, but a commit is never split; Delta's default is 1000."""
     producer: dict[str, str] = field(default_factory=dict)
     """Further settings of Kafka's producer, such as security.protocol; secrets as ${env:NAME} only."""
 
@@ -144,9 +144,10 @@ class Parameters(TriggerParameters):
 
 
 def events(feed: DataFrame, key: Sequence[str], source_id: str) -> DataFrame:
-    """Return one event a key and commit from rows of the feed, which hold whole commits.
+    """Return one event for each key and commit of the feed's rows, which must have whole commits.
 
-    ``source_id`` tells this table's events from those of others: the same event always has the same id.
+    ``source_id`` is part of each event's id. The same event always has the same id, and events of two tables have
+    different ids.
     """
     row = F.struct(*(named_column(name) for name in feed.columns if name not in FEED_COLUMNS))
     is_before = F.col("_change_type").isin("update_preimage", "delete")
@@ -167,7 +168,7 @@ def events(feed: DataFrame, key: Sequence[str], source_id: str) -> DataFrame:
 
 
 def event_schema(row: StructType, key: Sequence[str]) -> StructType:
-    """Return the columns of the events of a table whose rows are like ``row``."""
+    """Return the schema of the events of a table; ``row`` is the table's schema."""
     image = StructType([StructField(column.name, column.dataType) for column in row])
     return (
         StructType()
@@ -182,7 +183,7 @@ def event_schema(row: StructType, key: Sequence[str]) -> StructType:
 
 
 def _checked_operation(key: Sequence[str]) -> Column:
-    """Return the event's operation, or the end of the batch where the key is none."""
+    """Return the event's operation; the query fails at a key that is incomplete or not unique."""
     incomplete = reduce(or_, (named_column(name, of="key").isNull() for name in key))
     where = F.concat(F.lit(" in version "), F.col("commit_version"), F.lit(": "), F.to_json("key", _JSON))
     return (
@@ -198,7 +199,7 @@ def _checked_operation(key: Sequence[str]) -> Column:
 
 
 def messages(changes: DataFrame, tombstones: bool) -> DataFrame:
-    """Return the events as ``key`` and ``value`` in the order in which each task has to send them."""
+    """Return the events as messages with ``key`` and ``value``, in the order in which each task must send them."""
     value = F.to_json(F.struct(*(name for name in EVENT_COLUMNS if name != "key")), _JSON)
     values = F.array(value)
     if tombstones:
@@ -212,7 +213,7 @@ def messages(changes: DataFrame, tombstones: bool) -> DataFrame:
 
 
 class Publisher(BatchFunction):
-    """Publishes the events of each batch and counts them."""
+    """The ``foreachBatch`` function of the job: it publishes the events of each batch and counts them."""
 
     def __init__(self, params: Parameters, source_id: str, writer_id: str) -> None:
         self._params, self._source_id, self._writer_id = params, source_id, writer_id
@@ -221,7 +222,7 @@ class Publisher(BatchFunction):
         self.last_version: int | None = None
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Publish one batch; a Delta table that has it already is left alone."""
+        """Publish one batch, unless the target is a Delta table that already has the batch."""
         params = self._params
         spark, target = rows.sparkSession, params.target
         if target is not None and is_committed(spark, target, self._writer_id, batch_id):
@@ -229,7 +230,7 @@ class Publisher(BatchFunction):
         counted = dict.fromkeys(_NAMES.values(), 0)
         try:
             with evaluated_once(events(rows, params.key, self._source_id)) as changes:
-                # Counting evaluates every event, so that nothing of a batch with an unusable key is published.
+                # The count evaluates every event: a batch with an unusable key fails before it publishes an event.
                 counted |= {_NAMES[op]: count for op, count in changes.groupBy("op").count().collect()}
                 if sum(counted.values()):
                     self._publish(changes, batch_id)
@@ -258,15 +259,15 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
     """Check source and destination, claim the checkpoint and start the query.
 
     Raises:
-        NotReady: the source, its starting version, the broker or the topic isn't there yet.
-        WrongUse: the source has no change data feed or no such key, the target is another table, or the
+        NotReady: the source, its starting version, the broker or the topic doesn't exist yet.
+        WrongUse: the source has no change data feed or lacks a key column, the target has other columns, or the
             checkpoint belongs to another query.
     """
     detail = delta_table(spark, params.source).detail().collect()[0]
     if str(detail["properties"].get("delta.enableChangeDataFeed", "false")).lower() != "true":
         raise WrongUse(
             f"the change data feed of '{params.source}' is off: set its table property "
-            "delta.enableChangeDataFeed = true, changes are recorded from then on"
+            "delta.enableChangeDataFeed = true, which records all changes from then on"
         )
     rows = read_table(spark, params.source)
     unknown = [name for name in params.key if name not in rows.columns]
@@ -276,7 +277,9 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
         )
     newest = latest_version(spark, params.source)
     if params.starting_version is not None and params.starting_version > newest:
-        raise NotReady(f"'{params.source}' is at version {newest}, there is no {params.starting_version} yet")
+        raise NotReady(
+            f"'{params.source}' is at version {newest}, there is no version {params.starting_version} yet"
+        )
 
     writes, meaning = {}, {}
     if params.target is not None:
@@ -292,7 +295,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
         job="change_data_feed",
         source=params.source,
         writes=writes,
-        appends_to=[],  # what is published again is known by key and version
+        appends_to=[],  # readers recognise an event that is published again by its key and version
         meaning=meaning,
         checkpoint=params.checkpoint,
         trigger=params.trigger,
@@ -305,11 +308,11 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Run the query to its end and report what was published.
+    """Run the query to its end and return the report.
 
     Raises:
-        DataRefused: a change without a usable key.
-        JobFailed: the feed has gaps or is gone, or the destination can't be written.
+        DataRefused: a change has no usable key.
+        JobFailed: the feed has gaps or no longer exists, or the destination can't be written.
     """
     query, publisher = start(spark, params)
     await_end(query, publisher, params.source, _SOURCE_FAILURES)
@@ -323,7 +326,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 
 def _prepare_target(spark: SparkSession, params: Parameters, row: StructType) -> None:
-    """Make the table of events, or check that the one there is such a table; its rows may grow columns."""
+    """Create the table of events, or check its columns; the structs ``before`` and ``after`` may get new fields."""
     target = given(params.target, "target")
     if not table_exists(spark, target):
         create_table(spark, target, event_schema(row, params.key))
@@ -334,14 +337,14 @@ def _prepare_target(spark: SparkSession, params: Parameters, row: StructType) ->
 
 
 def _one_sentence(failure: Exception, params: Parameters) -> JobFailed | None:
-    """Return what a person can mend, or None for any other failure."""
+    """Return a failure that the user can fix as one sentence, or None for any other failure."""
     text = str(failure)
     if refused := re.search(r"\[USER_RAISED_EXCEPTION\] (.+?)\.? SQLSTATE", text, re.DOTALL):
         return DataRefused(f"{params.source}: {refused[1]}")
     if "FILE_NOT_EXIST" in text or "FileNotFoundException" in text:
         return JobFailed(
             f"the source '{params.source}' no longer has the files of these changes (vacuum); "
-            "begin again with a new checkpoint"
+            "start again with a new checkpoint"
         )
     if kafka := re.search(r"org\.apache\.kafka\.common\.\S+: (.+)", text):
         return JobFailed(f"cannot publish to {params.topic} at {params.bootstrap_servers}: {kafka[1][:200]}")

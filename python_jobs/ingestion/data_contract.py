@@ -1,4 +1,4 @@
-"""A data contract: which columns and fields of a dataset may leave its environment, and in what form.
+"""Data contracts: the columns and fields of a dataset that may leave its environment, and their form.
 
     dataset: users
     columns:
@@ -9,11 +9,11 @@
       - {name: devices.element.version}
       - {name: settings, keys: [theme, language]}
 
-What isn't listed doesn't leave. What is listed and tagged ``pii`` leaves only if it has a ``transform``. Nested
-fields are listed one by one, by the names that Delta uses too: ``element`` for those of an array, ``value`` for
-those of a map; of a map only the entries of ``keys`` leave. Names are compared without regard to case.
+A column that isn't listed doesn't leave. A listed column with the tag ``pii`` leaves only if it has a ``transform``.
+Nested fields are listed one by one, with Delta's names: ``element`` for the elements of an array, ``value`` for the
+values of a map. Of a map only the entries of ``keys`` leave. The case of names is ignored.
 
-The macro ``transformation_replicator`` keeps the same rules on the columns of a dbt YAML file.
+The macro ``transformation_replicator`` applies the same rules to the columns of a dbt YAML file.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ _TRANSFORMS = ("keyed_hash", "substring", "constant")
 
 @dataclass
 class Node:
-    """A column or nested field of the contract; the root holds the columns."""
+    """A column or nested field of the contract; the children of the root are the columns."""
 
     name: str = ""
-    """As the contract spells it, which is how it leaves."""
+    """Name as the contract spells it; the copy has the same spelling."""
     listed: bool = False
-    """Whether the contract has an entry of exactly this path."""
+    """Whether the contract has an entry with exactly this path."""
     sensitive: bool = False
-    """Tagged as personal data."""
+    """Whether the entry is tagged as personal data."""
     transform: tuple[str, Any] | None = None
-    """What is done to the value, with its argument."""
+    """Transformation of the value, with its argument; None: the value is unchanged."""
     keys: tuple[str, ...] | None = None
-    """Of a map: the keys whose entries leave."""
+    """Keys whose entries leave, for a map."""
     children: dict[str, Node] = field(default_factory=dict)
-    """By lower-case name."""
+    """Nested fields by lower-case name."""
 
     @property
     def leaves(self) -> bool:
-        """Whether anything of it may leave."""
+        """Return whether the node or one of its nested fields may leave."""
         if self.children:
             return any(child.leaves for child in self.children.values())
         return self.listed and (not self.sensitive or self.transform is not None)
@@ -66,15 +66,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Contract:
-    """What may leave of one dataset."""
+    """The contract of one dataset."""
 
     dataset: str
-    """Its name."""
+    """Name of the dataset."""
     root: Node
-    """The columns."""
+    """Node whose children are the columns."""
 
     def treatments(self) -> dict[str, str]:
-        """Return how each path that leaves does so: ``as is`` or the transformation."""
+        """Return the treatment of each path that leaves: ``as is`` or the transformation with its argument."""
         return {
             path: "as is" if node.transform is None else f"{node.transform[0]} {node.transform[1]}"
             for path, node in _paths(self.root, "")
@@ -82,7 +82,7 @@ class Contract:
         }
 
     def withheld(self) -> list[str]:
-        """Return the listed paths that stay because they are tagged."""
+        """Return the listed paths that don't leave because they are tagged."""
         return sorted(path for path, node in _paths(self.root, "") if not node.leaves)
 
 
@@ -168,11 +168,10 @@ def _check(node: Node, prefix: str, path: str) -> None:
 
 
 def unknown_columns(contract: Contract, schema: StructType) -> list[str]:
-    """Return the columns and fields that the contract doesn't list.
+    """Return the columns and fields of the schema that the contract doesn't list.
 
     Raises:
-        DataRefused: the contract names something that the schema lacks, or something whose content it doesn't
-            say field by field.
+        DataRefused: the contract names a path that the schema lacks, or lists a nested column without its fields.
     """
     return sorted(_compare(contract.root, schema, ""))
 
@@ -187,7 +186,7 @@ def select_list(contract: Contract) -> list[str]:
 
 
 def required_keys(contract: Contract) -> set[str]:
-    """Return the environment variables that keyed hashes read."""
+    """Return the names of the environment variables that hold the keys of keyed hashes."""
     return {
         str(node.transform[1])
         for _, node in _paths(contract.root, "")
@@ -214,7 +213,7 @@ def _compare(node: Node, schema: StructType, prefix: str) -> Iterator[str]:
 
 def _compare_type(node: Node, type_: DataType, path: str) -> Iterator[str]:
     if not node.children and not node.leaves and node.keys is None:
-        return  # withheld, whatever it holds
+        return  # withheld, so its type doesn't matter
     if node.transform is not None and not _is_atomic(type_):
         raise DataRefused(
             f"{path} is a {type_.simpleString()[:40]}: the contract can only transform what is in it"
@@ -259,7 +258,7 @@ def _is_atomic(type_: DataType) -> bool:
 
 
 def _expression(node: Node, value: str, depth: int) -> str:
-    """Return the SQL of a value with only what may leave of it; NULL stays NULL."""
+    """Return the SQL expression of a value without the parts that may not leave; NULL stays NULL."""
     children = [child for child in node.children.values() if child.leaves]
     if node.keys is not None:
         keys = ", ".join(string_literal(key) for key in node.keys)
@@ -286,8 +285,8 @@ def _transformed(transform: tuple[str, Any], value: str) -> str:
         return f"substring({text}, {argument})"
     if kind == "constant":
         return f"case when {value} is not null then {string_literal(argument)} end"
-    # The key is looked up where the row is: neither the plan nor a log ever holds it. reflect gives the text
-    # 'null' for a variable that isn't set.
+    # The task that processes the row reads the key, so neither a plan nor a log ever contains the key. reflect returns
+    # the text 'null' for a variable that isn't set.
     key = f"reflect('java.lang.System', 'getenv', {string_literal(argument)})"
     digest = f"reflect('org.apache.commons.codec.digest.HmacUtils', 'hmacSha256Hex', {key}, {text})"
     missing = (
@@ -296,14 +295,14 @@ def _transformed(transform: tuple[str, Any], value: str) -> str:
     return f"case when {value} is null then null when {key} in ('null', '') then {missing} else {digest} end"
 
 
-# --- JSON lines: what leaves keeps its text ----------------------------------------------------------------
+# --- JSON lines: values that leave keep their text ---------------------------------------------------------
 
 
 def filter_line(contract: Contract, line: str) -> tuple[str | None, list[str]]:
-    """Return what may leave of a JSON line, and the paths that the contract doesn't list.
+    """Return the parts of a JSON line that may leave, and the paths that the contract doesn't list.
 
-    A blank line stays as it is. A line that is no JSON object gives None: nobody can tell what is in it.
-    A value of another shape than the contract says is withheld, and its path is among those returned.
+    A blank line stays unchanged. For a line that is no JSON object the result is None, because its content is unknown.
+    If a value has another shape than in the contract, it is withheld and its path is among the returned paths.
     """
     if not line.strip():
         return line, []
@@ -365,7 +364,11 @@ def _text(value: str | bool) -> str:
 
 
 def transform_text(transform: tuple[str, Any], text: str) -> str:
-    """Return what a transformation makes of a value of a text format; equal to what SQL gives for a table."""
+    """Return a transformed value of a text format; the result equals that of the SQL expression for a table.
+
+    Raises:
+        JobFailed: the environment variable of a keyed hash is not set.
+    """
     kind, argument = transform
     if kind == "substring":
         return text[argument - 1 :]

@@ -1,35 +1,37 @@
 """Incremental Loader, tables: load the rows whose ingestion time lies in a half-open window.
 
-Problem: an append-only source table keeps growing; each run must take the rows added since the last one, and
-replaying a window of two months ago must read that window, not the two months since. The source is a Delta table
-or, with ``--jdbc_url``, a table of a PostgreSQL database.
+Problem: an append-only source table grows. Each run must load the rows that were added since the last run, and the
+replay of an old window must read this window and not all later rows. The source is a Delta table or, with
+``--jdbc_url``, a table of a PostgreSQL database.
 
-Guarantee: a row goes to the target exactly as it is in the source, once, however often and in any order
-windows are run, killed and run again. Rows without a usable ingestion time are in no window: they go to
-``<target>_rejects`` with a reason, so that loaded + already loaded + rejected = read.
+Guarantee: each row of a window is loaded unchanged and once, even if windows are run repeatedly, in any order, or
+killed. Rows without a usable ingestion time are in no window: they go to ``<target>_rejects`` with a reason, so that
+loaded + already loaded + rejected = read.
 
-- A **window** (``--from``, ``--to``) keeps no state. ``append`` adds the rows of the window that the target
-  lacks, by ``--key`` and the delta column; ``replace_window`` puts the source's rows of the window in the
-  place of the target's, for targets that nobody reads as a stream.
-- **Stateful** (``--bootstrap_from``): the window starts where the last run ended. That time is the
-  transaction number of the data's own commit, so that a run killed anywhere has done both or neither, and it
-  never moves back. ``--overlap_minutes`` reads that far back again, for rows committed late under an older
-  ingestion time; those that the target has, by key and delta column, are left out.
+- A run with a **window** (``--from``, ``--to``) has no state. ``append`` adds the rows of the window that the target
+  lacks, compared by ``--key`` and the delta column. ``replace_window`` replaces the target's rows of the window by the
+  source's rows, for targets that nobody reads as a stream.
+- The window of a **stateful** run (``--bootstrap_from``) starts at the end of the last run's window. The commit of the
+  data stores this time as its transaction number, so a killed run has stored both or neither, and the time never moves
+  back. ``--overlap_minutes`` reads this much time before the window again, for rows that were committed late with an
+  older ingestion time. Rows that the target has, by key and delta column, are left out.
 
-The rejects are committed before the data. Of two runs on one target at once, the one that commits second
-starts over on what it then finds.
+The rejects are committed before the data. If two runs load one target at once, the run that commits second starts again
+from the new state of the target.
 
-PostgreSQL: a window is read over ``--partitions`` connections, each a slice of equal length, and all of them and
-the rejects see one snapshot of the database. A transaction that is still open at that moment is not in it, whatever
-ingestion time its rows carry: ``--overlap_minutes`` must cover the longest transaction and the difference of the
-clocks. The password is named by ``--password_env`` or ``--password_file``. A time of infinity is in no window.
+PostgreSQL: ``--partitions`` connections read a window, each a slice of equal length. All connections see one snapshot
+of the database, also for the rejects. A transaction that is open at that moment is not in the snapshot, whatever
+ingestion time its rows have: ``--overlap_minutes`` must cover the longest transaction and the difference of the clocks.
+``--password_env`` or ``--password_file`` names the password's source. A time of infinity is in no window.
 
-Limits: a row deleted from the source stays in the target (mark it deleted and renew its ingestion time, or
-use Change Data Capture); rows of one key that share one ingestion time are one version if they come later.
+Not guaranteed: deletions. A row that is deleted from the source stays in the target: mark it as deleted and update its
+ingestion time, or use Change Data Capture.
 
-Cost: the source's files of the window (Delta's file statistics of the delta column) and the target's of the
-same window; of PostgreSQL, an index range, given an index on the delta column. A ``--delta_expression`` has
-neither: it reads the source whole.
+Not guaranteed: a later row that has the key and the ingestion time of a loaded row. It counts as already loaded.
+
+Cost: a run reads the source's files of the window, by Delta's file statistics of the delta column, and the target's
+files of the same window. In PostgreSQL it reads an index range if the delta column has an index. With
+``--delta_expression`` a run reads the whole source.
 
     spark-submit python_jobs/ingestion/incremental_table_loader.py --source legacy.visits \\
         --target lakehouse/bronze/bronze_legacy_visits --delta_column ingestion_time --key visit_id \\
@@ -79,35 +81,37 @@ class Parameters(ProcessingTimeParameters, PostgresParameters):
     source: str
     """Table to read, by path or catalog name; with jdbc_url, as in PostgreSQL's from clause."""
     target: str
-    """Table to write, by path or catalog name; made if absent. Rejects go to <target>_rejects."""
+    """Table to write, by path or catalog name; created if absent. Rejects go to <target>_rejects."""
     delta_column: str
-    """Timestamp column that says when a row was ingested; the event's time would miss late rows."""
+    """Timestamp column with the ingestion time of a row; the event time would miss late rows."""
     delta_expression: str | None = None
-    """SQL over the source's columns that gives the delta column, which the target then has in addition."""
+    """SQL expression over the source's columns for the delta column, which the target has in addition."""
     from_: str | None = None
     """Start of the window, inclusive."""
     to: str | None = None
-    """End of the window, exclusive; a stateful run takes the clock if it is left out."""
+    """End of the window, exclusive; by default a stateful run takes the clock's time."""
     bootstrap_from: str | None = None
-    """In place of from: start where the last run ended, the first time here."""
+    """Start of the first window of stateful runs, instead of from; later windows start at the end of the last one."""
     overlap_minutes: int = 0
-    """Stateful runs read that far back again, for rows that were committed late."""
+    """Minutes before the window that a stateful run reads again, for rows that were committed late."""
     mode: Literal["append", "replace_window"] = "append"
     """replace_window rewrites the target's rows of the window: for tables that nobody reads as a stream."""
     key: list[str] | None = None
-    """Columns that, with the delta column, tell one version of a row from another."""
+    """Columns that, together with the delta column, identify one version of a row."""
     partitions: int = 4
-    """Connections that read a window of PostgreSQL at once."""
+    """Number of connections that read a window of PostgreSQL at once."""
 
     def __post_init__(self) -> None:
         ProcessingTimeParameters.__post_init__(self)
         PostgresParameters.__post_init__(self)
         if (self.from_ is None) == (self.bootstrap_from is None):
-            raise WrongUse("pass either from and to (one window) or bootstrap_from (go on from the last run)")
+            raise WrongUse(
+                "pass either from and to (one window) or bootstrap_from (continue after the last run)"
+            )
         if self.from_ is not None:
             if self.to is None:
                 raise WrongUse(
-                    "a window needs both from and to: without an end a replay reads all that came since"
+                    "a window needs both from and to: without an end a replay also reads all later rows"
                 )
             Interval.parse(self.from_, self.to)
             if self.overlap_minutes:
@@ -115,49 +119,49 @@ class Parameters(ProcessingTimeParameters, PostgresParameters):
         require_at_least(0, overlap_minutes=self.overlap_minutes)
         if self.mode == "append" and not self.key and (self.from_ is not None or self.overlap_minutes):
             raise WrongUse(
-                "mode append needs key here, to leave out what an earlier run of the window has loaded; "
+                "mode append needs key here, to leave out rows that an earlier run of the window has loaded; "
                 "or pass mode replace_window"
             )
         require_at_least(1, partitions=self.partitions)
 
     @property
     def rejects(self) -> str:
-        """The table of the rows that belong to no window, beside the target."""
+        """Return the companion table of the target for rows that belong to no window."""
         return self.target.rstrip("/") + "_rejects"
 
     @property
     def state_id(self) -> str:
-        """The transaction id under which the target keeps how far this source has been loaded."""
+        """Return the ``txnAppId`` under which the target stores the end of this source's last window."""
         place = "" if self.postgres is None else f"{self.postgres.place}/"
         return f"{APP_ID}:{place}{self.source}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source's rows with their delta column, wherever they are."""
+    """The rows of a Delta table or PostgreSQL table, with their delta column."""
 
     rows: DataFrame
     """All rows."""
     undated: DataFrame
-    """All rows without an ingestion time, and perhaps others."""
+    """All rows without an ingestion time; other rows may be among them."""
     within: Callable[[Interval], DataFrame]
-    """From a window to its rows."""
+    """Function that returns the rows of a window."""
 
 
 # --- from DataFrames to DataFrames ----------------------------------------------------------------------
 
 
 def with_delta_column(source: DataFrame, delta_column: str, delta_expression: str | None) -> DataFrame:
-    """Return the source with its delta column, computed if there is an expression; text is parsed, else NULL.
+    """Return the source with its delta column; an expression is computed as a timestamp, or NULL if it gives none.
 
     Raises:
-        WrongUse: the column is absent, is no timestamp, or would hide a column of the source.
+        WrongUse: the column is absent or no timestamp, or the computed column has the name of a source column.
     """
     types = {field.name: field.dataType for field in source.schema}
     if delta_expression is not None:
         if delta_column in types:
             raise WrongUse(
-                f"the source has a column {delta_column}; name the computed delta column otherwise"
+                f"the source has a column {delta_column}; give the computed delta column another name"
             )
         return source.withColumn(delta_column, F.expr(delta_expression).try_cast("timestamp"))
     if delta_column not in types:
@@ -176,13 +180,13 @@ def in_window(rows: DataFrame, delta_column: str, window: Interval) -> DataFrame
 
 
 def window_condition(delta_column: str, window: Interval) -> str:
-    """Return the window as SQL with literal bounds, which file statistics can answer."""
+    """Return the window as an SQL condition with literal bounds, so that Delta can skip files by their statistics."""
     start, end = map(timestamp_literal, (window.start, window.end))
     return f"{identifier(delta_column)} >= {start} and {identifier(delta_column)} < {end}"
 
 
 def not_in(rows: DataFrame, present: DataFrame, identity: Sequence[str]) -> DataFrame:
-    """Return the rows whose identity, NULL being a value, is not present."""
+    """Return the rows whose values in ``identity`` are not in ``present``; NULL equals NULL."""
     present = present.select(*(F.col(name).alias(f"present_{name}") for name in identity))
     same = reduce(and_, (rows[name].eqNullSafe(present[f"present_{name}"]) for name in identity))
     return rows.join(present, same, "left_anti")
@@ -207,7 +211,13 @@ def undated(rows: DataFrame, delta_column: str, delta_expression: str | None) ->
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Load one window; when another run commits first, start over on what is then there."""
+    """Load one window and return the report; if another run commits first, start again from its result.
+
+    Raises:
+        NotReady: there is no source table.
+        WrongUse: the delta column can't be used, or the target has other columns.
+        JobFailed: other runs committed first ten times in a row.
+    """
     now = parameters.processing_time()
     for _ in range(_COMMIT_ATTEMPTS):
         try:
@@ -220,7 +230,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 
 def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> Interval | None:
-    """Return the window to load, overlap excluded, or None if a stateful run has nothing to do yet."""
+    """Return the window to load, without the overlap; None if a stateful run has nothing to load yet."""
     if parameters.from_ is not None and parameters.to is not None:
         return Interval.parse(parameters.from_, parameters.to)
     start = parse_time(given(parameters.bootstrap_from, "bootstrap_from"))
@@ -233,7 +243,7 @@ def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -
 
 @contextmanager
 def open_source(spark: SparkSession, parameters: Parameters) -> Iterator[Source]:
-    """Open the source as of one moment, for the block; raises like :func:`with_delta_column`."""
+    """Open one snapshot of the source for the block; raises like :func:`with_delta_column`."""
     column, expression = parameters.delta_column, parameters.delta_expression
     if parameters.postgres is None:
         rows = with_delta_column(read_table(spark, parameters.source), column, expression)
@@ -256,7 +266,7 @@ def open_source(spark: SparkSession, parameters: Parameters) -> Iterator[Source]
 
 
 def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any] | None:
-    """Return the report, or None if another run took the number of our commit."""
+    """Return the report; None if another run has committed the transaction number of this run."""
     with open_source(spark, parameters) as source:
         return _load_from(spark, parameters, source, now)
 
@@ -301,9 +311,8 @@ def _load_from(
     if commit is None and transaction is not None:
         return None
     read = observation.get["rows"]
-    loaded = (
-        int(commit["operationMetrics"].get("numOutputRows", 0)) if commit else 0
-    )  # Delta commits no nothing
+    # Delta writes no commit when there is nothing to write.
+    loaded = int(commit["operationMetrics"].get("numOutputRows", 0)) if commit else 0
     return report | {
         "rows_read": read + rejected["rows_rejected"],
         "rows_loaded": loaded,
@@ -316,9 +325,9 @@ def _load_from(
 def _write_rejects(
     spark: SparkSession, parameters: Parameters, source: DataFrame, now: dt.datetime
 ) -> dict[str, Any] | None:
-    """Append the undated rows that the rejects table lacks, each as often as the source has it more often.
+    """Append the undated rows that the rejects table lacks; of a row that repeats, append the missing copies.
 
-    Returns their part of the report, or None if another run has made the table meanwhile.
+    Returns the report's part on rejects, or None if another run has created the table meanwhile.
     """
     rejects = undated(source, parameters.delta_column, parameters.delta_expression)
     seen = rejects.count()
@@ -335,16 +344,16 @@ def _write_rejects(
 
 
 def _first_write(spark: SparkSession, table: str) -> tuple[str, int] | None:
-    """Return the transaction for which all who found no table compete; None if there is one.
+    """Return the transaction for the first write of an absent table; None if the table exists.
 
-    A look at a table is part of the write that uses it, so that Delta notices what others commit meanwhile. No
-    look at an absent table is.
+    Delta detects a concurrent commit to a table that the write has read. It can't do so for a table that was absent, so
+    all first writes use the same transaction, and only one of them succeeds.
     """
     return None if table_exists(spark, table) else (f"{APP_ID}:first", 0)
 
 
 def _check_target(spark: SparkSession, target: str, rows: DataFrame) -> None:
-    """Raise WrongUse if the target exists and its columns are not those of the rows."""
+    """Raise WrongUse if the target exists and has other columns than the rows."""
     if not table_exists(spark, target):
         return
     has, needs = dict(read_table(spark, target).dtypes), dict(rows.dtypes)

@@ -1,24 +1,25 @@
 """Passthrough Replicator, files: make a target folder equal to a source folder, byte for byte.
 
-Problem: two environments need exactly the data of a third. Loading it again from where it came gives other data,
-and a reader and a writer in between change it: text readers turn CRLF into LF and unpack ``.gz``, JSON readers
-turn 1.10 into 1.1, names and the number of files change, hidden files are left out.
+Problem: two environments need exactly the data of a third. A second load from the original source gives other data. A
+job that reads and writes the data changes it: text readers turn CRLF into LF and unpack ``.gz``, JSON readers turn 1.10
+into 1.1, the names and the number of files change, and hidden files are left out.
 
-Guarantee: after a run the target holds the source's folders and files, hidden and empty ones included, with
-their names, bytes and modification times, and nothing else. Nothing is interpreted. Each file is written aside,
-read back, compared by checksum (CRC-32C) and renamed: under its final name it is whole or absent. Killed anywhere
-and run again, a run goes on with the first file that is not there yet. The source is only read.
+Guarantee: after a run the target has exactly the source's folders and files, also hidden and empty ones, with their
+names, bytes and modification times. The job doesn't interpret the content. It writes each file to a staging folder,
+reads it back, compares the checksums (CRC-32C) and renames it: a file is complete or absent under its final name. If a
+run is killed, the next run continues with the first missing file. The job only reads the source.
 
-A Delta table stays one: its log is listed first and copied last, so that the copy is a version the source had,
-also while the source is being written; history and time travel are the source's. A part of a Delta table, and a
-table whose files lie elsewhere (a shallow clone), are refused: their copy could not be read. ``_SUCCESS`` files
-of a target that changes are removed first and copied last.
+The copy of a Delta table is a Delta table with the same history and time travel. The job lists the log first and copies
+it last, so the copy is a version that the source had, also if the source is written meanwhile. A part of a Delta table,
+and a table with files in another folder (a shallow clone), are refused, because their copies could not be read. If a
+target changes, its ``_SUCCESS`` files are deleted first and copied last.
 
-Who pushes: the source's owner, by a policy (:mod:`python_jobs.ingestion.replication_policy`) or by
-``--source`` and ``--target``. A dataset that the policy tags ``pii`` is refused.
+The source's owner runs the job, with a policy (:mod:`python_jobs.ingestion.replication_policy`) or with ``--source``
+and ``--target``. A dataset that the policy tags ``pii`` is refused.
 
-Cost: both folders are listed, new and changed files are read once and their copies once more. The driver copies,
-with ``--threads`` at a time and one buffer each; executors do nothing, memory doesn't grow with the files.
+Cost: both folders are listed. New and changed files are read once, and their copies once. The driver copies
+``--threads`` files at a time with one buffer for each; executors do nothing, and the memory doesn't depend on the size
+of the files.
 
     spark-submit python_jobs/ingestion/passthrough_replicator.py --policy replication.yml
     spark-submit python_jobs/ingestion/passthrough_replicator.py --source /production/devices \\
@@ -47,10 +48,10 @@ from python_jobs.shared.spark.jvm import jvm
 
 _BUFFER_BYTES = 1 << 20
 _ATTEMPTS = 3
-_ASIDE = ".passthrough_replicator"
+_STAGING = ".passthrough_replicator"
 _DELTA_LOG = "_delta_log"
 _SUCCESS = "_SUCCESS"
-# File systems that keep a modification time that is set. In an object store it is the time of the upload.
+# File systems in which a program can set a modification time. In an object store it is the time of the upload.
 _KEEP_TIMES = frozenset({"file", "hdfs", "viewfs", "webhdfs"})
 
 
@@ -59,20 +60,20 @@ class Parameters:
     """Make target folders equal to source folders, byte for byte."""
 
     source: str | None = None
-    """Folder to copy, path or URI of any Hadoop file system; or give a policy."""
+    """Folder to copy, as path or URI of any Hadoop file system; or give a policy."""
     target: str | None = None
-    """Folder that becomes equal to the source; what else lies in it is removed."""
+    """Folder that becomes equal to the source; all other files in it are deleted."""
     policy: str | None = None
-    """In place of source and target: YAML file with the datasets to push and their targets."""
+    """YAML file with the datasets to push and their targets, instead of source and target."""
     dataset: str | None = None
-    """Only this dataset of the policy; by default all, in order."""
+    """Dataset of the policy to replicate; by default all, in order."""
     compare: Literal["time", "content"] = "time"
-    """When a file counts as there: same size and modification time (in an object store: not older than the
-    source's), or same bytes, for which both are read."""
+    """Rule by which a copy is equal: time compares size and modification time (in an object store the copy must not be
+    older than the source), content reads both files and compares their bytes."""
     allow_empty: bool = False
-    """Whether a source without a file may empty a target that has some."""
+    """Whether a source without files may empty a target with files."""
     threads: int = 4
-    """Files copied at a time."""
+    """Number of files copied at a time."""
 
     def __post_init__(self) -> None:
         if (self.policy is None) == (self.source is None or self.target is None):
@@ -80,11 +81,17 @@ class Parameters:
         if self.policy is not None and (self.source is not None or self.target is not None):
             raise WrongUse("a policy names its sources and targets: leave source and target out")
         if self.dataset is not None and self.policy is None:
-            raise WrongUse(f"dataset {self.dataset} is looked up in a policy, and there is none")
+            raise WrongUse(
+                f"dataset {self.dataset} needs a policy, got none; give policy, or leave dataset out"
+            )
         require_at_least(1, threads=self.threads)
 
     def datasets(self) -> list[Dataset]:
-        """Return what is to be replicated."""
+        """Return the datasets to replicate.
+
+        Raises:
+            WrongUse: the policy can't be used, or it lacks the dataset.
+        """
         if self.policy is None:
             source = given(self.source, "source")
             return [Dataset(source, source, (given(self.target, "target"),))]
@@ -98,53 +105,53 @@ class Parameters:
 
 @dataclass(frozen=True)
 class File:
-    """One file as a listing saw it."""
+    """One file of a listing."""
 
     path: str
-    """Relative to the folder."""
+    """Path relative to the folder."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     modified_at: int
-    """Milliseconds since 1970."""
+    """Modification time in milliseconds since 1970."""
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Return the last part of the path."""
         return self.path.rsplit("/", 1)[-1]
 
     @property
     def in_delta_log(self) -> bool:
-        """Whether it belongs to the log of a Delta table."""
+        """Return whether the file belongs to the log of a Delta table."""
         return _DELTA_LOG in self.path.split("/")[:-1]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder holds."""
+    """All files and folders below a folder."""
 
     files: dict[str, File]
-    """By path."""
+    """Files by path."""
     folders: frozenset[str]
-    """Paths of all folders below it."""
+    """Paths of the folders."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What makes the target equal to the source."""
+    """Changes that make the target equal to the source."""
 
     copied: tuple[File, ...]
-    """In their order: data, logs of Delta tables, ``_SUCCESS``."""
+    """Files to copy, in this order: data, logs of Delta tables, ``_SUCCESS``."""
     deleted: tuple[str, ...]
-    """Files that the source lacks."""
+    """Paths of the files that the source lacks."""
     first_deleted: tuple[str, ...]
-    """``_SUCCESS`` files: nobody may take a target for complete while it changes."""
+    """Paths of ``_SUCCESS`` files, deleted first so that no reader takes a changing target for complete."""
 
 
 class Folder(HadoopFolder):
     """A folder of any Hadoop file system (local, HDFS, S3), with the bytes as they are stored."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        # Raw, or the checksum files that Spark has written would not be copied.
+        # Without raw, Hadoop would hide Spark's checksum files, and they would not be copied.
         super().__init__(spark, path, raw=True)
         self._checksum_class = jvm(spark).java.util.zip.CRC32C
         self._checked_class = jvm(spark).java.util.zip.CheckedInputStream
@@ -153,11 +160,11 @@ class Folder(HadoopFolder):
 
     @property
     def keeps_times(self) -> bool:
-        """Whether a file can be given a modification time."""
+        """Return whether a program can set the modification time of a file."""
         return self.scheme in _KEEP_TIMES
 
     def listing(self) -> Listing:
-        """List the whole tree; logs of Delta tables come before the files that they name."""
+        """List the whole tree; the logs of Delta tables are listed before the files that they name."""
         files: dict[str, File] = {}
         folders: set[str] = set()
         for path, status in self._walk(self.root, ""):
@@ -168,14 +175,14 @@ class Folder(HadoopFolder):
         return Listing(files, frozenset(folders))
 
     def look_at(self, path: str) -> File | None:
-        """Return a file as it is now, None if it is gone."""
+        """Return the current size and time of a file; None if it is absent."""
         if not self.exists(path):
             return None
         status = self.file_system.getFileStatus(self.path(path))
         return File(path, status.getLen(), status.getModificationTime())
 
     def inside_a_delta_table(self) -> str | None:
-        """Return the Delta table that this folder is a part of, if it is one."""
+        """Return the Delta table that contains this folder, or None."""
         folder = self.root.getParent()
         while folder is not None:
             if self.file_system.exists(self._path_class(folder, _DELTA_LOG)):
@@ -184,7 +191,7 @@ class Folder(HadoopFolder):
         return None
 
     def open(self, path: str) -> Any:
-        """Return a stream of a file's bytes, with their checksum."""
+        """Return a stream of a file's bytes, which computes their checksum."""
         stream = self.file_system.open(self.path(path), _BUFFER_BYTES)
         return self._checked_class(stream, self._checksum_class())
 
@@ -197,7 +204,7 @@ class Folder(HadoopFolder):
             stream.close()
 
     def has_bytes_of(self, source: Folder, path: str) -> bool:
-        """Return whether this folder's file and the source's hold the same bytes."""
+        """Return whether the file has the same bytes in this folder and in the source."""
         ours, theirs = self.open(path), source.open(path)
         try:
             return bool(self._io.contentEquals(ours, theirs))
@@ -206,7 +213,7 @@ class Folder(HadoopFolder):
             theirs.close()
 
     def write(self, path: str, stream: Any) -> tuple[int, int]:
-        """Write a file from a stream; return the number of bytes and the CRC-32C of what was read."""
+        """Write a file from a stream; return the number of the stream's bytes and their CRC-32C."""
         sink = self.file_system.create(self.path(path), True, _BUFFER_BYTES)
         try:
             return self._pump(stream, sink)
@@ -215,28 +222,28 @@ class Folder(HadoopFolder):
             sink.close()
 
     def set_modified_at(self, path: str, milliseconds: int) -> None:
-        """Give a file a modification time."""
+        """Set the modification time of a file."""
         self.file_system.setTimes(self.path(path), milliseconds, -1)
 
     def rename(self, path: str, to: str) -> None:
-        """Rename a file, over an existing one too.
+        """Rename a file; an existing file of the new name is replaced.
 
         Raises:
-            JobFailed: the file system refused.
+            JobFailed: the file system refuses the rename.
         """
         source, target = self.path(path), self.path(to)
-        # A local rename replaces a file in one step; elsewhere a file in the way makes it fail.
+        # A local rename replaces an existing file in one step; in other file systems it fails.
         if self.scheme != "file" and self.file_system.exists(target):
             self.file_system.delete(target, False)
         if not self.file_system.rename(source, target):
             raise JobFailed(f"{target} can't be written: is there a folder of that name?")
 
     def make_folder(self, path: str) -> None:
-        """Make a folder and its parents, unless they are there."""
+        """Create a folder and its parents, unless they exist."""
         self.file_system.mkdirs(self.path(path))
 
     def _pump(self, source: Any, sink: Any) -> tuple[int, int]:
-        # The buffer's size, not a buffer: py4j would bring its bytes to Python and send them back.
+        # Pass the buffer's size, not a buffer: py4j would copy a buffer's bytes to Python and back.
         count = self._io.copy(source, sink, _BUFFER_BYTES)
         return int(count), int(source.getChecksum().getValue())
 
@@ -245,22 +252,22 @@ class Folder(HadoopFolder):
         for log in (status for status in statuses if status.getPath().getName() == _DELTA_LOG):
             yield prefix + _DELTA_LOG, log
             yield from self._walk(log.getPath(), f"{prefix}{_DELTA_LOG}/")
-            # Again, after the log: the files that it names are there by now.
+            # List the folder again after the log, so that it has all files that the log names.
             statuses = self.file_system.listStatus(folder)
         for status in statuses:
             name = status.getPath().getName()
-            if name == _DELTA_LOG or (name == _ASIDE and not prefix):
+            if name == _DELTA_LOG or (name == _STAGING and not prefix):
                 continue
             yield prefix + name, status
             if status.isDirectory():
                 yield from self._walk(status.getPath(), f"{prefix}{name}/")
 
 
-# --- what is to be done ---------------------------------------------------------------------------------
+# --- changes between two listings -----------------------------------------------------------------------
 
 
 def changes_between(source: Listing, target: Listing, there: Iterable[str]) -> Changes:
-    """Return what makes ``target`` equal to ``source``; ``there`` are the files whose copies are equal."""
+    """Return the changes that make ``target`` equal to ``source``; ``there`` are the files whose copies are equal."""
     copied = source.files.keys() - set(there)
     deleted = target.files.keys() - source.files.keys()
     first_deleted: set[str] = set()
@@ -276,12 +283,12 @@ def changes_between(source: Listing, target: Listing, there: Iterable[str]) -> C
 
 
 def _order(file: File) -> tuple[int, str]:
-    """Readers look at logs and ``_SUCCESS`` files: what these promise must be there before them."""
+    """Return the sort key of a file's copy: data comes before the logs and ``_SUCCESS`` files that readers rely on."""
     return (2 if file.name == _SUCCESS else 1 if file.in_delta_log else 0), file.path
 
 
 def is_there(source: File, target: File | None, keeps_times: bool) -> bool:
-    """Return whether size and time say that the target's file is the source's."""
+    """Return whether the target's file is a copy of the source's file, judged by size and modification time."""
     if target is None or target.size != source.size:
         return False
     if keeps_times:
@@ -293,7 +300,13 @@ def is_there(source: File, target: File | None, keeps_times: bool) -> bool:
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Replicate every dataset to every target; a refused dataset stops the run before anything is copied."""
+    """Replicate every dataset to every target and return the report.
+
+    Raises:
+        DataRefused: a dataset is refused; nothing was copied.
+        WrongUse: a source is absent, or source and target overlap; nothing was copied.
+        JobFailed: a file could not be copied.
+    """
     datasets = parameters.datasets()
     for dataset in datasets:
         refuse_sensitive(dataset)
@@ -316,15 +329,15 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
     """Make ``target`` equal to ``source``; return the numbers of files and bytes.
 
     Raises:
-        DataRefused: the source is empty, the target isn't, and that is not allowed.
-        JobFailed: a file kept changing, went away, or its copy has another checksum.
+        DataRefused: the source is empty, the target isn't, and ``allow_empty`` is false.
+        JobFailed: a file kept changing or was deleted during the copy, or its copy has another checksum.
     """
     wanted = source.listing()
     present = target.listing() if target.exists() else Listing({}, frozenset())
     if present.files and not wanted.files and not parameters.allow_empty:
         raise DataRefused(
-            f"source {source.given} has no file and target {target.given} has {len(present.files)}: "
-            "empty it with allow_empty"
+            f"source {source.given} has no file, but target {target.given} has {len(present.files)}; pass "
+            "--allow_empty true to delete them"
         )
 
     with ThreadPoolExecutor(parameters.threads) as threads:
@@ -337,11 +350,11 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
             wanted, present, [f.path for f, equal in zip(common, same, strict=True) if equal]
         )
 
-        target.delete(_ASIDE)
+        target.delete(_STAGING)
         for path in changes.first_deleted:
             target.delete(path)
-        # A file where the source has a folder, or the other way round, must go before; the rest after the copies,
-        # because the present log of a Delta table may still name it.
+        # A file where the source has a folder, and a folder where it has a file, are deleted before the copies. Other
+        # files are deleted after the copies, because the target's old Delta log may still name them.
         in_the_way = (present.files.keys() & wanted.folders) | (present.folders & wanted.files.keys())
         for path in sorted(in_the_way):
             target.delete(path)
@@ -352,13 +365,13 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
             batch = [file for file in changes.copied if _order(file)[0] == rank]
             if rank == 0:
                 copied = list(threads.map(lambda file: _copy(source, target, file), batch))
-            else:  # in the order of their names: a reader must not find version 11 without 10
+            else:  # in the order of their names: a reader must not find version 11 without version 10
                 copied += [_copy(source, target, file) for file in batch]
     gone = {*changes.deleted, *(present.folders - wanted.folders)} - wanted.folders - wanted.files.keys()
     for path in sorted(gone):
         if not any(path.startswith(f"{replaced}/") for replaced in in_the_way):
             target.delete(path)
-    target.delete(_ASIDE)
+    target.delete(_STAGING)
     return {
         "files": len(wanted.files),
         "files_copied": len(copied),
@@ -369,32 +382,32 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
 
 
 def _copy(source: Folder, target: Folder, file: File) -> int:
-    """Copy one file; return its bytes. A file that changes meanwhile is copied again."""
-    aside = f"{_ASIDE}/{uuid.uuid4()}"
+    """Copy one file and return its number of bytes; a file that changes meanwhile is copied again."""
+    staged = f"{_STAGING}/{uuid.uuid4()}"
     for _ in range(_ATTEMPTS):
         try:
-            size, checksum = target.write(aside, source.open(file.path))
+            size, checksum = target.write(staged, source.open(file.path))
         except Py4JJavaError as failure:
             if source.look_at(file.path) is None:
                 raise JobFailed(
-                    f"{file.path} went away from {source.given} while it was copied: run again"
+                    f"{file.path} was deleted from {source.given} while it was copied; run again"
                 ) from failure
             raise
         now = source.look_at(file.path)
         if now == file and size == file.size:
             break
         if now is None:
-            raise JobFailed(f"{file.path} went away from {source.given} while it was copied: run again")
+            raise JobFailed(f"{file.path} was deleted from {source.given} while it was copied; run again")
         file = now
     else:
-        raise JobFailed(f"{file.path} of {source.given} kept changing while it was copied: run again")
-    if target.checksum(aside) != (size, checksum):
+        raise JobFailed(f"{file.path} of {source.given} kept changing while it was copied; run again")
+    if target.checksum(staged) != (size, checksum):
         raise JobFailed(
-            f"the copy of {file.path} on {target.given} has other bytes than were sent: run again"
+            f"the copy of {file.path} in {target.given} has other bytes than the source file; run again"
         )
     if target.keeps_times:
-        target.set_modified_at(aside, file.modified_at)
-    target.rename(aside, file.path)
+        target.set_modified_at(staged, file.modified_at)
+    target.rename(staged, file.path)
     return size
 
 
@@ -402,15 +415,15 @@ def _source(spark: SparkSession, path: str) -> Folder:
     """Return the source's folder.
 
     Raises:
-        WrongUse: it is absent.
-        DataRefused: a copy of it could not be read as the Delta table that it is, or is part of.
+        WrongUse: the folder is absent.
+        DataRefused: the folder is a part of a Delta table, or a Delta table with files in another folder.
     """
     folder = Folder(spark, path)
     if not folder.exists():
         raise WrongUse(f"there is no source folder {path}")
     if (table := folder.inside_a_delta_table()) is not None:
         raise DataRefused(
-            f"source {path} is a part of the Delta table {table}: without {_DELTA_LOG} its copy could not be "
+            f"source {path} is a part of the Delta table {table}, and a copy without {_DELTA_LOG} could not be "
             "read; replicate the whole table"
         )
     if folder.exists(_DELTA_LOG):
@@ -418,8 +431,8 @@ def _source(spark: SparkSession, path: str) -> Folder:
         files = spark.read.format("delta").load(absolute(path)).inputFiles()
         if outside := [file for file in files if root not in file]:
             raise DataRefused(
-                f"the Delta table {path} has {len(outside)} files outside its folder (a shallow clone?): "
-                "its copy would still read them there"
+                f"the Delta table {path} has {len(outside)} files outside of its folder, such as a shallow clone, and "
+                "its copy would still read them there; replicate the table that has the files"
             )
     return folder
 

@@ -1,31 +1,34 @@
-"""Readiness Marker: raw files whose partitions say when they are complete.
+"""Readiness Marker: write partitions of raw files, each with a marker that says that it is complete.
 
-Problem: consumers of another team read a dataset while it is being made, and get a part of it. They can't be called:
-they must see for themselves when to start.
+Problem: consumers of another team read a dataset while a job writes it, and get a part of the data. The producer can't
+call them: they must be able to check when to start.
 
-Guarantee: a partition (``date=…/hour=…``) is ready when it holds the file ``_READY``. The marker is removed before
-anything else is touched and written when everything else is done, so that a run that fails or is killed leaves a
-partition without one. A partition without rows is made too, with its marker: complete, and empty; and so the next
-partition always comes into being, which is all the proof that readers of the naming convention have.
+Guarantee: a partition (``date=…/hour=…``) is ready when it has the file ``_READY``. A run removes the marker first and
+writes it last, so a run that fails or is killed leaves a partition without marker. A partition without rows is written
+with its marker, too. So the next partition always comes to exist: consumers that rely on the naming convention wait
+for it.
 
-A row that comes after its partition was closed (``event_column`` says which partition it belongs to,
-``ingestion_column`` when it came):
+A late row comes after its partition was closed. ``event_column`` has the partition that the row belongs to,
+``ingestion_column`` the time at which the row came:
 
-- ``--late strict``: a closed partition never changes; the row goes to ``<target>_late``, under the partition in which
-  it came. Each row is in exactly one of the two.
-- ``--late mutable``: the row's own partition is made anew, whole, and a notice in ``_changes/`` tells consumers to take
-  it again: they remember the notices that they have handled, by name. A rerun gives the notice the same name.
+- ``--late strict``: a closed partition never changes. A late row goes to ``<target>_late``, into the partition in which
+  it came. Each row is in exactly one of the two datasets.
+- ``--late mutable``: the whole partition of a late row is written again, and a notice in ``_changes/`` tells consumers
+  to read it again. Consumers store the names of the notices that they have handled; a rerun gives a notice the same
+  name.
 
-Both follow from the window alone: run again, or in another order, the files hold the same rows.
+The result depends on the window only: after a rerun, or in another order of runs, the files have the same rows.
 
-Spark's own ``_SUCCESS`` is no such marker: a failed append leaves the old one, a dynamic overwrite writes none, a
-static ``partitionBy`` writes one for all partitions. So partitions are written one by one, straight into their folders.
+Spark's ``_SUCCESS`` is no such marker: a failed append leaves the old one, a dynamic overwrite writes none, and a
+static ``partitionBy`` writes one for all partitions. Therefore the job writes the partitions one by one, directly into
+their folders.
 
-Delta needs no marker for a table: its commit is one. :func:`newest_data_version` tells a commit with data from an
-OPTIMIZE; for several tables at once, and for dbt, see ``macros/ingestion/readiness_marker.sql``. Waiting is
+A Delta table needs no marker, because a commit makes its data visible.
+:func:`~python_jobs.shared.files.readiness.newest_data_version` distinguishes a commit with data from an OPTIMIZE. For
+several tables at once, and for dbt, see ``macros/ingestion/readiness_marker.sql``. Consumers wait with
 ``python_jobs/ingestion/readiness_marker_sensor.py``, which needs no Spark.
 
-Cost: one read of the source's rows of each partition; ``mutable`` also reads the partitions that late rows touch.
+Cost: one read of the source's rows of each partition. ``mutable`` also reads the partitions of late rows.
 
     spark-submit python_jobs/ingestion/readiness_marker.py --source lakehouse/silver/silver_visits \\
         --target shared/visits --event_column event_time --ingestion_column ingested_at \\
@@ -58,26 +61,26 @@ from python_jobs.shared.spark.job import run_job
 
 @dataclass(frozen=True)
 class Parameters(ProcessingTimeParameters):
-    """Write partitions of raw files, each with its marker as the very last step."""
+    """Write partitions of raw files, and the marker of each partition as its last file."""
 
     source: str
     """Table to read, by path or catalog name."""
     target: str
     """Folder of the dataset; partitions are date=YYYY-MM-DD/hour=HH or date=YYYY-MM-DD."""
     event_column: str
-    """Timestamp that says which partition a row belongs to."""
+    """Timestamp column that determines the partition of a row."""
     ingestion_column: str
-    """Timestamp that says when a row came."""
+    """Timestamp column with the time at which a row came."""
     from_: str
     """First partition, inclusive (2024-03-01T10)."""
     to: str
     """End of the last partition, exclusive."""
     grain: Literal["hour", "day"] = "hour"
-    """What a partition is."""
+    """Period of one partition."""
     format: Literal["parquet", "json", "csv"] = "parquet"
-    """Of the files."""
+    """Format of the files."""
     late: Literal["strict", "mutable"] = "strict"
-    """What becomes of a row whose partition was closed before it came."""
+    """Treatment of late rows. strict writes them to <target>_late; mutable writes their partition again."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,30 +88,32 @@ class Parameters(ProcessingTimeParameters):
             raise WrongUse(f"target must be a folder, got '{self.target}'")
         for bound in (self.window.start, self.window.end):
             if bound != next(Interval(bound, bound + dt.timedelta(minutes=1)).split(self.grain)).start:
-                raise WrongUse(f"{bound:%FT%T} is inside a partition: a run makes each {self.grain} whole")
+                raise WrongUse(
+                    f"{bound:%FT%T} is inside a partition, but a run writes whole partitions; give the start of a "
+                    f"{self.grain}"
+                )
 
     @property
     def window(self) -> Interval:
-        """The partitions to make."""
+        """Return the interval of the partitions to write."""
         return Interval.parse(self.from_, self.to)
 
     @property
     def root(self) -> str:
-        """The dataset's folder without a slash at its end."""
+        """Return the dataset's folder without a slash at its end."""
         return self.target.rstrip("/")
-
-
-# --- markers --------------------------------------------------------------------------------------------
-
-
-# --- Delta: the commit is the marker --------------------------------------------------------------------
 
 
 # --- the run --------------------------------------------------------------------------------------------
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Make each partition of the window in turn, with what came late in it."""
+    """Write each partition of the window, and the late rows that came in it; return the report.
+
+    Raises:
+        NotReady: there is no source table.
+        WrongUse: the source lacks a column.
+    """
     now = parameters.processing_time()
     source = read_table(spark, parameters.source)
     for name in (parameters.event_column, parameters.ingestion_column):
@@ -139,7 +144,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 
 def _rows_of(source: DataFrame, parameters: Parameters, partition: Interval) -> DataFrame:
-    """Return the partition's rows; in strict mode as of its own end, whenever it is made."""
+    """Return the partition's rows; in strict mode only those that came before its end, whenever the job runs."""
     rows = source.where(_within(parameters.event_column, partition))
     if parameters.late == "strict":
         return rows.where(F.col(parameters.ingestion_column) < F.lit(partition.end))
@@ -147,14 +152,14 @@ def _rows_of(source: DataFrame, parameters: Parameters, partition: Interval) -> 
 
 
 def _came_late(source: DataFrame, parameters: Parameters, partition: Interval) -> DataFrame:
-    """Return the rows that came during the partition and belong to an earlier one."""
+    """Return the rows that came during the partition and belong to an earlier partition."""
     return source.where(_within(parameters.ingestion_column, partition)).where(
         F.col(parameters.event_column) < F.lit(partition.start)
     )
 
 
 def _touched(late: DataFrame, parameters: Parameters) -> list[tuple[Interval, int]]:
-    """Return the partitions that the late rows belong to, with their number."""
+    """Return each partition that late rows belong to, with the number of these rows."""
     start = F.unix_seconds(F.date_trunc(parameters.grain, parameters.event_column))
     counts = late.groupBy(start.alias("start")).count().orderBy("start").collect()
     length = dt.timedelta(hours=1) if parameters.grain == "hour" else dt.timedelta(days=1)
@@ -170,7 +175,7 @@ def _revise(
     cause: str,
     now: dt.datetime,
 ) -> str:
-    """Make a closed partition anew; its notice comes between its files and its marker. Return the notice's name."""
+    """Write a closed partition again: its files, then its notice, then its marker. Return the notice's name."""
     folder = partition_folder(partition.start, parameters.grain)
     name = f"{folder}_by_{cause}.json".replace("/", "_")
     with regenerated(spark, f"{parameters.root}/{folder}", published_at=now.isoformat()):
@@ -192,7 +197,7 @@ def _write(
 
 
 def _write_files(rows: DataFrame, parameters: Parameters, folder: str) -> None:
-    """Write straight into the folder: a static ``partitionBy`` would replace the other partitions."""
+    """Write directly into the folder: a static ``partitionBy`` would replace the other partitions."""
     rows.write.format(parameters.format).mode("overwrite").save(absolute(folder))
 
 

@@ -1,8 +1,9 @@
-"""Replica identities of captured tables: which unchanged values Debezium can't tell from NULL.
+"""Replica identities of captured tables: find tables whose unchanged values Debezium sends as NULL.
 
-PostgreSQL leaves a large value out of its log when an update doesn't change it. Debezium then sends a placeholder,
-which the macros recognise, except in arrays of types that have no room for one (timestamps, booleans, floats,
-numerics): there it sends NULL. REPLICA IDENTITY FULL puts the old row into the log, from which the value is taken.
+If an update doesn't change a large value, PostgreSQL leaves the value out of its log. Debezium then sends a
+placeholder, which the macros recognise. Arrays of some types (timestamps, booleans, floats, numerics) can't hold a
+placeholder, so Debezium sends NULL. With REPLICA IDENTITY FULL the log has the old row, and Debezium takes the value
+from it.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _COLUMNS = f"""(
 
 
 def require_replica_identities(spark: SparkSession, access: PostgresAccess, topics: Sequence[str]) -> None:
-    """Refuse tables whose unchanged values could be taken for NULL.
+    """Refuse tables whose unchanged values can't be told from NULL.
 
     Args:
-        spark: the session.
-        access: the database that Debezium captures.
-        topics: Debezium's, ``<prefix>.<schema>.<table>``.
+        spark: session of the job.
+        access: access to the database that Debezium captures.
+        topics: names of Debezium's topics, ``<prefix>.<schema>.<table>``.
 
     Raises:
         NotReady: the database has no such table.

@@ -1,4 +1,4 @@
-"""The replication policy: which datasets an environment pushes to which others, as one reviewed YAML document.
+"""The replication policy: one reviewed YAML document with the datasets that an environment pushes to others.
 
     datasets:
       - name: devices
@@ -6,8 +6,8 @@
         targets: [s3a://staging/devices, s3a://development/devices]
         tags: [reference]
 
-The owner of the source runs it: it holds read rights there and write rights on the targets, which need no way
-back. A dataset tagged ``pii`` may stand in the document, so that its owner is on record, and is never copied.
+The owner of the source runs the replication with read rights on the source and write rights on the targets. The targets
+need no access to the source. The document may list a dataset with the tag ``pii``, but it is never copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
 
 SENSITIVE_TAG = "pii"
-"""The tag, in any case, of what must not leave its environment as it is."""
+"""Tag (in any case) of data that must not leave its environment unchanged."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Dataset:
     """One dataset of the policy."""
 
     name: str
-    """What ``--dataset`` and the report call it."""
+    """Name of the dataset in ``--dataset`` and in the report."""
     source: str
-    """Folder of files, path or URI."""
+    """Folder of files, as path or URI."""
     targets: tuple[str, ...]
     """Folders that become equal to the source."""
     tags: tuple[str, ...] = ()
-    """Classification of the content."""
+    """Tags that classify the content."""
 
 
 def load_policy(path: str) -> list[Dataset]:
-    """Read a policy.
+    """Return the datasets of a policy file.
 
     Raises:
-        WrongUse: the file is missing or says something else than the module's example.
+        WrongUse: the file is missing or doesn't have the form of the module's example.
     """
     document = read_yaml(path, "replication policy")
     entries = document.get("datasets") if isinstance(document, Mapping) else None
@@ -55,10 +55,10 @@ def load_policy(path: str) -> list[Dataset]:
 
 
 def refuse_sensitive(dataset: Dataset) -> None:
-    """Stop a dataset that must not be copied as it is.
+    """Refuse a dataset that must not be copied unchanged.
 
     Raises:
-        DataRefused: it is tagged as personal data.
+        DataRefused: the dataset is tagged as personal data.
     """
     if SENSITIVE_TAG in (tag.casefold() for tag in dataset.tags):
         raise DataRefused(

@@ -189,7 +189,7 @@ def test_without_the_snapshot_none_of_the_rows_before_are_seen(captured: Capture
     captured.create(properties="")
     captured.insert(*((f"v{n}", "home") for n in range(100)))
     captured.sql(f"alter table visits set {FEED_ON}")
-    with pytest.raises(NotReady, match="is at version 2, there is no 3 yet"):
+    with pytest.raises(NotReady, match="is at version 2, there is no version 3 yet"):
         captured.run(starting_version=3)
     captured.insert(("v100", "home"))
     captured.run(starting_version=3)
@@ -475,7 +475,7 @@ def test_changes_from_before_the_feed_was_on_are_one_sentence(captured: Captured
     captured.create(properties="")
     captured.insert(("v1", "home"))
     captured.sql(f"alter table visits set {FEED_ON}")
-    with pytest.raises(JobFailed, match="didn't record these changes"):
+    with pytest.raises(JobFailed, match="hasn't recorded these changes"):
         captured.run(starting_version=0)
 
 
@@ -495,7 +495,7 @@ def test_expired_versions_and_vacuumed_files_are_one_sentence(captured: Captured
         captured.run()
     for version in range(4):
         (Path(captured.source) / "_delta_log" / f"{version:020}.json").unlink()
-    with pytest.raises(JobFailed, match="no longer has the versions that come next"):
+    with pytest.raises(JobFailed, match="no longer has the versions to read next"):
         captured.run(starting_version=0, checkpoint=captured.path("cp2"), target=captured.path("changes2"))
 
 

@@ -263,7 +263,7 @@ def test_a_source_that_moves_while_it_is_copied(
         environments.replicate()
         assert tree(environments.staging) == tree(environments.production)
     else:
-        with pytest.raises(JobFailed, match="went away"):
+        with pytest.raises(JobFailed, match="was deleted from"):
             environments.replicate()
         assert tree(environments.staging).keys() <= {".passthrough_replicator"} | {
             name for name in tree(environments.staging) if name.startswith(".passthrough_replicator/")
@@ -417,7 +417,7 @@ def test_wrong_parameters_are_refused(environments: Environments) -> None:
         ({}, "give either source and target, or a policy"),
         ({"source": "/a"}, "give either"),
         ({"source": "/a", "policy": "p.yml"}, "leave source and target out"),
-        ({"source": "/a", "target": "/b", "dataset": "d"}, "looked up in a policy"),
+        ({"source": "/a", "target": "/b", "dataset": "d"}, "dataset d needs a policy, got none"),
         ({"source": "/a", "target": "/b", "threads": 0}, "threads must be 1 or more"),
     ]:
         with pytest.raises(WrongUse, match=sentence):
