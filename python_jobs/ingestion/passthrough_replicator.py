@@ -431,7 +431,7 @@ def _source(spark: SparkSession, path: str) -> Folder:
         files = spark.read.format("delta").load(absolute(path)).inputFiles()
         if outside := [file for file in files if root not in file]:
             raise DataRefused(
-                f"the Delta table {path} has {len(outside)} files outside of its folder, such as a shallow clone, and "
+                f"the Delta table {path} has {len(outside)} files outside its folder, such as a shallow clone, and "
                 "its copy would still read them there; replicate the table that has the files"
             )
     return folder
