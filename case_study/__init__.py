@@ -1,1 +1,1 @@
-"""The case study: main job, demo, continuous runner, the sources it plays and its reports."""
+"""The case study: main job, demo, continuous runner, played sources, input data and reports."""

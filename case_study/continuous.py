@@ -1,14 +1,14 @@
-"""Keep silver within seconds of Kafka: topics flow into bronze, and dbt runs whenever bronze has something new.
+"""Keep silver within seconds of Kafka: topics are streamed into bronze, and dbt runs after each commit to bronze.
 
     LAKEHOUSE_SOURCE=kafka python -m case_study.continuous --job conf/jobs/users_records.yml \\
         --bootstrap_servers $KAFKA_BOOTSTRAP_SERVERS --target $LAKEHOUSE_ROOT/bronze/bronze_users_records \\
         --checkpoint $LAKEHOUSE_ROOT/checkpoints/bronze_users_records --select silver_users_records_flagged+ \\
         --exclude '[silver_users_records_dead_letter]'
 
-One process and one Spark session, so that a change waits for no start. The bronze stream is the job
-python_jobs/ingestion/change_data_capture.py with its own parameters (``--job``); the models are those of the
-project in the working directory, with the profile's target. Interrupted or killed and started again, it goes on where
-it was: both halves repair themselves. It holds the lakehouse, so no demo or second runner gets in between.
+The runner has one process and one Spark session, so that a change waits for no start. The bronze stream is the job
+python_jobs/ingestion/change_data_capture.py; ``--job`` has its parameters. The models are those of the project in the
+working directory, with the profile's target. If the runner is interrupted or killed, a new start continues where it
+ended: the stream and the models repair themselves. The runner locks the lakehouse against the demo and a second runner.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _LOOK_SECONDS = 0.2
 
 
 class Models:
-    """The dbt models of one selection; parsed once, run in this process' Spark session."""
+    """The dbt models of one selection, which are parsed once and run in this process's Spark session."""
 
     def __init__(self, select: str, exclude: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         """Parse the project.
 
         Args:
             select: dbt's node selection.
-            exclude: what of it isn't run.
+            exclude: nodes of the selection that are not run.
             flags: further flags of every dbt call, such as ``--project-dir``.
         """
         self._select, self._exclude, self._flags = select, set(exclude), flags
@@ -58,10 +58,10 @@ class Models:
         self._manifest: Any = parsed.result
 
     def run(self) -> None:
-        """Run the models once; views the first time only, they don't get old.
+        """Run the models once; views are created at the first run only, because they are always current.
 
         Raises:
-            JobFailed: one failed; the tables keep their last good version.
+            JobFailed: a model failed; the tables keep their last good version.
         """
         excluded = ["--exclude", *sorted(self._exclude)] if self._exclude else []
         done = dbtRunner(manifest=self._manifest).invoke(
@@ -75,10 +75,10 @@ class Models:
 
 
 def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
-    """Run the stream and, after each of its commits, the models, until interrupted.
+    """Run the stream and, after each of its commits, the models, until an interrupt.
 
-    They take turns: side by side they would share the cores, each batch and each model would take longer, and a batch
-    would begin only to wait for the models of the one before.
+    The stream waits for the models. If both ran at once, they would share the cores, every batch and every model would
+    take longer, and a batch would still have to wait for the models of the batch before.
 
     Raises:
         JobFailed: the stream or a model failed.
@@ -100,7 +100,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
         print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
 
     try:
-        build()  # what a run that died has left
+        build()  # for commits of an earlier run that died before its models
         while query.isActive:
             if appended.acquire(timeout=_LOOK_SECONDS):
                 build()
@@ -119,15 +119,15 @@ def main(
     target: str | None = None,
     checkpoint: str | None = None,
 ) -> int:
-    """Follow Kafka topics into silver until interrupted.
+    """Follow Kafka topics into silver until an interrupt.
 
     Args:
         job: YAML file with the parameters of python_jobs/ingestion/change_data_capture.py.
         select: dbt models to run after each commit to bronze.
-        exclude: those of them that another schedule runs.
-        bootstrap_servers: as in the file, where it leaves them out.
-        target: the same.
-        checkpoint: the same.
+        exclude: models of the selection that another schedule runs.
+        bootstrap_servers: Kafka brokers, if the file doesn't name them.
+        target: bronze table, if the file doesn't name it.
+        checkpoint: folder of the stream's progress, if the file doesn't name it.
 
     Returns:
         The exit code.

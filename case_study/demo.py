@@ -1,9 +1,9 @@
-"""Run the case study's main job as a person would: every step is a command, printed before it runs.
+"""Run the case study's main job: every step is a command, which the demo prints before it runs the command.
 
     python -m case_study.demo [--input FOLDER] [--visits N] [--source files|kafka]
         [--target local|cluster] [--master URL]
 
-A rerun changes nothing; a new or changed landing file is all that a later run reads.
+A rerun changes nothing. A later run reads only new and changed landing files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class DemoFailed(Exception):
-    """Why the demo stopped, in one sentence, and the exit code of the contract in python_jobs/shared/spark/job.py."""
+    """A failure of the demo: one sentence, and an exit code of the contract in python_jobs/shared/spark/job.py."""
 
     def __init__(self, sentence: str, exit_code: int = 1) -> None:
         super().__init__(sentence)
@@ -50,13 +50,13 @@ def main(
     """Run the main job from raw JSON files to published gold tables.
 
     Args:
-        input: landing folder (visits/, users/, user_changes/, devices/, devices_list/); without it, data is generated
-            once.
-        visits: how many page events to generate.
-        source: files, or kafka: visits as records of a topic and users from PostgreSQL by Debezium, on services that
-            run as long as the demo.
+        input: landing folder (visits/, users/, user_changes/, devices/, devices_list/); by default the demo generates
+            data once.
+        visits: number of page events to generate.
+        source: files, or kafka: visits come as records of a topic, and users come from PostgreSQL through Debezium. The
+            services run as long as the demo.
         target: dbt target, local (embedded Spark) or cluster (Spark Thrift Server).
-        master: Spark master of the jobs; without it, the default of spark-submit.
+        master: Spark master of the jobs; by default spark-submit's.
 
     Returns:
         The exit code.
@@ -64,7 +64,7 @@ def main(
     try:
         lakehouse = lakehouse_root()
         if source == "kafka":
-            # The tables have other origins: a lakehouse of its own, whatever the shell has activated.
+            # Tables from Kafka have other sources than tables from files, so they are in a separate lakehouse.
             os.environ |= {
                 "LAKEHOUSE_ROOT": f"{os.environ['LAKEHOUSE_ROOT']}/by_kafka",
                 "LAKEHOUSE_SOURCE": source,
@@ -92,7 +92,11 @@ def main(
 
 
 def lakehouse_root() -> str:
-    """Return the root of the lakehouse, which the activate script sets."""
+    """Return the root of the lakehouse (LAKEHOUSE_ROOT), which the activate script sets.
+
+    Raises:
+        DemoFailed: LAKEHOUSE_ROOT is not set.
+    """
     if not os.environ.get("LAKEHOUSE_ROOT"):
         raise DemoFailed(
             "LAKEHOUSE_ROOT is not set: run `source .venv/bin/activate` first, or `make demo`", 2
@@ -101,7 +105,11 @@ def lakehouse_root() -> str:
 
 
 def present_feeds(landing: Path) -> list[str]:
-    """Return the feeds that the landing folder holds."""
+    """Return the feeds in the landing folder.
+
+    Raises:
+        DemoFailed: the folder doesn't exist, can't be read, or has no feed.
+    """
     try:
         if not landing.is_dir():
             raise DemoFailed(f"the input folder '{landing}' doesn't exist", 4)
@@ -118,7 +126,11 @@ def present_feeds(landing: Path) -> list[str]:
 
 @contextlib.contextmanager
 def only_run(lakehouse: Path) -> Iterator[None]:
-    """Hold the lakehouse for this run; a second one says so in one sentence and changes nothing."""
+    """Lock the lakehouse for the block.
+
+    Raises:
+        DemoFailed: another run has the lock, or the lakehouse can't be written.
+    """
     try:
         lakehouse.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(lakehouse / ".main_job.lock", timeout=0)
@@ -134,10 +146,10 @@ def only_run(lakehouse: Path) -> Iterator[None]:
 
 
 def generate(landing: Path, visits: int) -> None:
-    """Make the case study's data unless it is there; truth.json is written last, so it marks a complete set."""
+    """Generate the case study's data unless it exists; truth.json is written last and marks a complete set."""
     truth = landing / "truth.json"
     if truth.exists() and json.loads(truth.read_text(encoding="utf-8"))["parameters"]["visits"] == visits:
-        print(f"landing data is there: {landing}", flush=True)
+        print(f"landing data exists: {landing}", flush=True)
     else:
         run_steps([generator_step(landing, visits)])
 
@@ -145,10 +157,10 @@ def generate(landing: Path, visits: int) -> None:
 def run_from_kafka(
     lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None
 ) -> tuple[dict[str, float], dict[str, Any], list[str]]:
-    """Play the landing folder's feeds into services and run the main job on them.
+    """Play the landing folder's feeds into services and run the main job on these services.
 
-    Returns the seconds of each step, the report and the feeds used: users come from their changes, so their extracts
-    are left out.
+    Returns the seconds of each step, the report and the used feeds. Users come from their changes, so the feed of their
+    extracts is not used.
     """
     feeds = [feed for feed in feeds if feed != "users"]
     spark = spark_session("played_sources")
@@ -161,7 +173,11 @@ def run_from_kafka(
 
 
 def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run the steps in order; return the seconds of each and what the report step said."""
+    """Run the steps in order; return the seconds of each step and the report of the last step.
+
+    Raises:
+        DemoFailed: a step failed.
+    """
     seconds: dict[str, float] = {}
     report: dict[str, Any] = {}
     for step in steps:
@@ -185,15 +201,15 @@ def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
 
 
 def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[str]) -> None:
-    """Print what was read, kept, rejected and published, what a step took, and where to look next."""
+    """Print the numbers of read, kept and rejected lines, the published tables, the step times and further commands."""
     if report:
         for table in ("lines", "delays", "tables"):
             print("\n" + tabulate(report[table], headers="keys", tablefmt="simple"))
     times = [*seconds.items(), ("total", sum(seconds.values()))]
     print("\n" + tabulate(times, headers=["step", "seconds"], tablefmt="simple", floatfmt=".1f"))
     if absent:
-        print(f"\nnot in the input: {', '.join(absent)}; the tables made of them got no rows")
-    # Commands by hand need what the demo has set for its own.
+        print(f"\nnot in the input: {', '.join(absent)}; the tables made from these feeds got no rows")
+    # Commands that the user types need the environment variables that the demo has set for its steps.
     by_kafka = ""
     if os.environ.get("LAKEHOUSE_SOURCE") == "kafka":
         root = shlex.quote(os.environ["LAKEHOUSE_ROOT"])
@@ -204,7 +220,7 @@ def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[st
         "\n  their numbers    observability_visits_accounting, observability_visits_lateness"
         f"{by_kafka}"
         "\n  a query          dbt show --inline \"select * from {{ ref('gold_page_views_by_hour') }}\""
-        "\n  what it all is   dbt docs generate && dbt docs serve, and docs/"
+        "\n  documentation    dbt docs generate && dbt docs serve, and docs/"
     )
 
 

@@ -1,7 +1,7 @@
-"""The steps of the case study's main job: the commands a person would type, in order.
+"""The steps of the case study's main job: the commands that a person would type, in order.
 
-Landing folder -> bronze (Incremental Loader) -> silver (Dead-Letter, then dbt) -> gold (dbt) -> report. The steps keep
-no state here: each can be run by hand, and a run that died is repaired by the next one.
+Landing folder -> bronze (Incremental Loader) -> silver (Dead-Letter, then dbt) -> gold (dbt) -> report. This module
+keeps no state: a person can run each command alone, and the next run repairs a run that died.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 FEEDS = ("visits", "users", "user_changes", "devices", "devices_list")
 FULL_LOADS = ("devices_list",)
-# Feeds that may come by Kafka, with the bronze table (and job configuration) of their records.
+# Feeds that may come through Kafka, with the bronze table and the job configuration of their records.
 KAFKA_FEEDS = {
     "visits": ("bronze_visits", "visits_records"),
     "user_changes": ("bronze_users_records", "users_records"),
@@ -26,15 +26,15 @@ class Step:
     """One command of the main job."""
 
     name: str
-    """Short name for the end table."""
+    """Short name for the table of step times."""
     command: tuple[str, ...]
-    """The command, as typed in the repository root."""
+    """Command, as typed in the repository root."""
     when_refused: str = ""
-    """What to do when the step exits 3, data refused."""
+    """Advice for the user if the step ends with exit code 3 (data refused)."""
 
 
 def submit(name: str, job: str, master: str | None = None, **parameters: object) -> Step:
-    """Return the step that runs one job, the path of a script without its suffix, with spark-submit."""
+    """Return the step that runs a job with spark-submit; ``job`` is the path of its script without suffix."""
     command = ["spark-submit", *(["--master", master] if master else []), f"{job}.py"]
     for parameter, value in parameters.items():
         command += [f"--{parameter}", str(value)]
@@ -42,7 +42,7 @@ def submit(name: str, job: str, master: str | None = None, **parameters: object)
 
 
 def generator_step(landing: Path, visits: int) -> Step:
-    """Return the step that makes the case study's input."""
+    """Return the step that generates the case study's input."""
     return submit(
         "generate", "case_study/datasets/blog_platform", output=landing, visits=visits, overwrite="true"
     )
@@ -61,14 +61,14 @@ def main_job(
     """Return the steps from raw files to published tables.
 
     Args:
-        lakehouse: root of the tables, path or URI.
-        landing: folder with one folder a feed.
-        feeds: those of :data:`FEEDS` that ``landing`` holds; dbt takes the others for feeds without rows.
+        lakehouse: root of the tables, as path or URI.
+        landing: folder with one folder for each feed.
+        feeds: feeds of :data:`FEEDS` in ``landing``; for dbt the other feeds have no rows.
         target: dbt target.
-        master: Spark master of the jobs; none leaves it to spark-submit.
-        window: ``{"from": …, "to": …}``, to load only these landing hours.
-        bootstrap_servers: Kafka brokers that visits and user changes come from, in place of the landing folder; dbt
-            needs ``LAKEHOUSE_SOURCE=kafka`` then.
+        master: Spark master of the jobs; None: spark-submit's default.
+        window: landing hours to load, ``{"from": …, "to": …}``; default: all.
+        bootstrap_servers: Kafka brokers of visits and user changes; None: they come from the landing folder. With
+            brokers dbt needs ``LAKEHOUSE_SOURCE=kafka``.
     """
     days = {feed: newest_day(landing / feed, window) for feed in FULL_LOADS if feed in feeds}
     feeds = [feed for feed in feeds if days.get(feed, "") is not None]
@@ -111,7 +111,7 @@ def main_job(
 
 
 def _parse_step(lakehouse: str, master: str | None) -> Step:
-    """Return the step that reads the visit lines; a refused batch passes once with a command that the step names."""
+    """Return the step that parses the visit lines; its advice has the command that accepts a refused batch once."""
     step = submit(
         "dead-letter visits",
         "python_jobs/error_management/dead_letter",
@@ -125,20 +125,20 @@ def _parse_step(lakehouse: str, master: str | None) -> Step:
     accepting = "`" + shlex.join((*step.command, "--max_bad_share", "1")) + "`"
     return replace(
         step,
-        when_refused="correct the file if you can, make the refused lines dead letters with "
+        when_refused="correct the file if you can, or make the refused lines dead letters with "
         f"{accepting}, then run the main job again",
     )
 
 
 def newest_day(folder: Path, window: Mapping[str, str] | None = None) -> str | None:
-    """Return the last whole day that a feed of full lists holds before the window's end; None without any."""
+    """Return the last whole day of a feed of full lists before the window's end; None if there is no such day."""
     end = (window or {}).get("to", "9999")
     days = (path.name.removeprefix("date=") for path in folder.glob("date=*"))
     return max((day for day in days if f"{day}T23" < end), default=None)
 
 
 def _record_step(feed: str, lakehouse: str, master: str | None, bootstrap_servers: str) -> Step:
-    """Return the step that brings the records of one feed's topic into bronze."""
+    """Return the step that loads the records of a feed's topic into bronze."""
     table, configuration = KAFKA_FEEDS[feed]
     return submit(
         f"load {feed}",

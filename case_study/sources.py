@@ -1,8 +1,8 @@
-"""The case study's sources as servers: visits become records of a topic, users a table in PostgreSQL that changes.
+"""The case study's sources as servers: visits become records of a topic, and users become a changing PostgreSQL table.
 
-What a producer and an application would do, played from the landing files, so that both ways end in the same tables.
-The Incremental Loader reads the files here as well: both ways have the same files and the same lines. Played again,
-only what is new is sent.
+The module plays the producer and the application from the landing files, so both forms of the case study end in the
+same tables. It reads the files with the Incremental Loader's functions, so both forms have the same files and lines. If
+the feeds are played again, only new lines and changes are sent.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _TABLES = (
         is_deactivated boolean not null
     )
     """,
-    # How far the feed was applied, in the transaction of the change itself.
+    # Position of the last applied change, written in the transaction of the change.
     "create table if not exists users_position (sequence bigint not null, id text not null)",
 )
 
 
 @contextlib.contextmanager
 def played_sources(spark: SparkSession, landing: Path, feeds: Sequence[str], folder: Path) -> Iterator[str]:
-    """Run the services and play the feeds into them; when all of it is in Kafka, give its address to the block.
+    """Run the services and play the feeds into them; the block gets Kafka's address when Kafka has all records.
 
     Args:
-        spark: session that reads the files; not needed by the block.
+        spark: session that reads the files; the block doesn't need it.
         landing: landing folder.
-        feeds: those of ``visits`` and ``user_changes`` that are to be played.
-        folder: the services' data, kept for the next run.
+        feeds: feeds to play, of ``visits`` and ``user_changes``.
+        folder: folder of the services' data, which is kept for the next run.
 
     Raises:
-        ServiceFailed: a service did not come up or did not take what it was sent.
+        ServiceFailed: a service did not start or did not accept the records.
     """
     with running_broker(folder / "kafka") as broker:
         if "visits" in feeds:
@@ -78,10 +78,10 @@ def played_sources(spark: SparkSession, landing: Path, feeds: Sequence[str], fol
 
 
 def produce_visits(spark: SparkSession, broker: Broker, landing: Path, ledger: Path) -> int:
-    """Send every line of the visit files that wasn't sent yet to the topic ``visits``; return how many.
+    """Send the lines of all visit files that were not sent yet to the topic ``visits``; return the number of lines.
 
-    A file is noted in ``ledger`` when the broker has it: killed in between, its lines come again, as exact duplicates
-    that the models count.
+    ``ledger`` records a file when the broker has its lines. If the process is killed in between, the lines are sent
+    again, as exact duplicates that the models count.
     """
     if VISITS_TOPIC not in broker.topics():
         broker.create_topic(VISITS_TOPIC, _VISITS_PARTITIONS)
@@ -97,10 +97,10 @@ def produce_visits(spark: SparkSession, broker: Broker, landing: Path, ledger: P
 
 
 def visit_records(spark: SparkSession, files: Sequence[LandingFile]) -> Iterator[Record]:
-    """Yield one record for each line of the files: the line's bytes, at the time of its landing hour.
+    """Yield one record for each line of the files: the line's bytes, with the landing hour as timestamp.
 
     Raises:
-        DataRefused: a file lies in no ``date=`` folder, which gives the time.
+        DataRefused: a file is in no ``date=`` folder, so it has no landing hour.
     """
     landed = {file.url_path: int(landing_hour(file).timestamp() * 1000) for file in files}
     lines = read_lines(spark, files).selectExpr("cast(payload as binary) as line", "url_path")
@@ -117,11 +117,11 @@ def landing_hour(file: LandingFile) -> dt.datetime:
     """Return the start of the hour, or of the day, of a file's landing folder.
 
     Raises:
-        DataRefused: the file lies in no ``date=`` folder.
+        DataRefused: the file is in no ``date=`` folder.
     """
     if "date" not in file.partition:
         raise DataRefused(
-            f"{file.path} lies in no date=YYYY-MM-DD folder: with SOURCE=kafka the folder is the record's time"
+            f"{file.path} is in no date=YYYY-MM-DD folder, but with SOURCE=kafka the folder gives the record's time"
         )
     hour = dt.time(file.partition.get("hour", 0), tzinfo=dt.UTC)
     return dt.datetime.combine(file.partition["date"], hour)
@@ -134,9 +134,9 @@ def _ledger_name(file: LandingFile) -> str:
 def change_users(
     database: Database, changes: Sequence[Mapping[str, Any]], until: dt.datetime | None = None
 ) -> int:
-    """Apply what :func:`user_changes` returns to the table ``users``, in order; return how many changes were new.
+    """Apply the changes of :func:`user_changes` to the table ``users`` in order; return the number of new changes.
 
-    With ``until`` only the changes made before: what an application had before anybody read its log.
+    With ``until`` only the changes before this time are applied: the application's rows before Debezium starts.
     """
     database.execute(*_TABLES)
     count = 0
@@ -161,7 +161,7 @@ def change_users(
 
 
 def first_hour(spark: SparkSession, landing: Path) -> dt.datetime | None:
-    """Return the start of the first landing hour of the users' change feed; None without a file."""
+    """Return the start of the first landing hour of the feed of user changes; None if the feed has no file."""
     return min(map(landing_hour, landing_files(spark, landing, "user_changes")), default=None)
 
 
@@ -184,9 +184,9 @@ _TIMES = ("registered_datetime", "first_connection_datetime", "last_connection_d
 
 
 def user_changes(spark: SparkSession, landing: Path) -> list[dict[str, Any]]:
-    """Return the feed's usable changes in their order; the rest is what a database would not have let in.
+    """Return the feed's usable changes in their order, because a database would have refused the others.
 
-    Usable is what the model ``silver_user_changes_flagged`` finds usable.
+    A change is usable if the model ``silver_user_changes_flagged`` finds it usable.
     """
     lines = read_lines(spark, landing_files(spark, landing, "user_changes"))
     changes = (
@@ -213,7 +213,11 @@ def _change(line: bytes) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return a JSON value as text; PostgreSQL's has no NUL."""
+    """Return a JSON value as text.
+
+    Raises:
+        ValueError: the text has a NUL character, which PostgreSQL can't store.
+    """
     text = value if value is None or isinstance(value, str) else json.dumps(value)
     if text is not None and "\0" in text:
         raise ValueError("NUL")
@@ -221,7 +225,7 @@ def _text(value: Any) -> str | None:
 
 
 def _time(value: Any) -> dt.datetime | None:
-    """Return a time, UTC if it names no offset; None for what is no time."""
+    """Return a time, in UTC if it has no offset; None if the value is no time."""
     try:
         time = dt.datetime.fromisoformat(str(value))
     except ValueError:

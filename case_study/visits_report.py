@@ -1,11 +1,10 @@
-"""What became of every visit line, and what was published: the end of the main job.
+"""Report of the main job: the number of visit lines by outcome and by delay, and the published tables.
 
-Reads the tables of the accounting and of the delays, and the logs of the published tables, never the visits themselves.
+The job reads the tables of the accounting and of the delays, and the logs of the published tables, but no visits.
 
     spark-submit case_study/visits_report.py --lakehouse $LAKEHOUSE_ROOT
 
-Fails with exit code 3 when the six counts of the precedence do not add up to the lines read, and with 4 while gold
-is not ready.
+Exit code 3 means that the six counts of the precedence do not add up to the lines read; 4 means that gold is not ready.
 """
 
 from __future__ import annotations
@@ -36,21 +35,26 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Parameters:
-    """Print what became of every visit line and what was published."""
+    """Print the number of visit lines by outcome and by delay, and the published tables."""
 
     lakehouse: str
     """Root of the lakehouse."""
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Return ``lines`` (one entry a status and reason, in the precedence's order), ``delays`` and ``tables``."""
+    """Return the report: ``lines`` by status and reason in the order of the precedence, ``delays`` and ``tables``.
+
+    Raises:
+        NotReady: gold is not published yet.
+        DataRefused: the accounted lines are not as many as the lines read.
+    """
     root = parameters.lakehouse.rstrip("/")
     ready_versions(spark, f"{root}/observability/observability_readiness", "gold")
     lines = lines_by_reason(read_table(spark, f"{root}/observability/observability_visits_accounting"))
     read = bronze_lines(spark, root)
     accounted = sum(entry["lines"] for entry in lines)
     if read != accounted:
-        raise DataRefused(f"{read} lines were read but {accounted} are accounted for")
+        raise DataRefused(f"{read} lines were read, but {accounted} are accounted for")
     tables = [
         describe(spark, f"{root}/{table}") for table in PUBLISHED if table_exists(spark, f"{root}/{table}")
     ]
@@ -65,13 +69,13 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 
 def valid_lines_by_delay(lateness: DataFrame) -> list[dict[str, Any]]:
-    """Return the valid lines of each bucket of delay over all dates; 0 hours is on time."""
+    """Return the number of valid lines of each delay bucket over all dates; lines with 0 hours are on time."""
     totals = lateness.groupBy("bucket", "delay_up_to").agg(F.sum("lines").alias("lines")).orderBy("bucket")
     return [{"landed_after": row["delay_up_to"], "valid_lines": row["lines"]} for row in totals.collect()]
 
 
 def lines_by_reason(accounting: DataFrame) -> list[dict[str, Any]]:
-    """Return the lines of each status and reason over all dates, ordered by the precedence."""
+    """Return the number of lines of each status and reason over all dates, ordered by the precedence."""
     totals = accounting.groupBy("status", "reason").agg(F.sum("lines").alias("lines")).collect()
     order = {status: position for position, status in enumerate(PRECEDENCE)}
     return [
@@ -89,7 +93,7 @@ def bronze_lines(spark: SparkSession, root: str) -> int:
 
 
 def describe(spark: SparkSession, table: str) -> dict[str, Any]:
-    """Return name, rows, files and version of one table."""
+    """Return the name, version, and numbers of rows and files of one table."""
     files, _ = table_size(spark, table)
     return {
         "table": table.rsplit("/", 1)[-1],

@@ -1,1 +1,1 @@
-"""Data sets to prove and measure the patterns on."""
+"""Data sets for the tests and benchmarks of the patterns."""

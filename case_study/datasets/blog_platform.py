@@ -1,23 +1,22 @@
-"""The case study's input: landing files of a blogging platform, with their right answers.
+"""The case study's input: landing files of a blogging platform, with the expected results.
 
 Problem
-    A pipeline is proved only on input whose every fault and every result is known, at any size, and the same
-    again tomorrow.
+    A test of a pipeline needs input with known faults and known results, at any size and reproducible.
 Guarantee
-    The files (names and bytes) and ``truth.json`` depend on the parameters alone: each value is a hash of the
-    seed, a salt and its row's number, and each file is written, sorted, by one task; cores, partitions and
-    shuffle settings don't matter. ``truth.json`` comes last: a folder without it is a run that didn't end.
-    The truth is aggregated from what was planned for each line, before the line is turned into JSON.
+    The files (names and bytes) and ``truth.json`` depend on the parameters only: each value is a hash of the
+    seed, a salt and its row's number, and one task sorts and writes each file. Cores, partitions and shuffle
+    settings have no influence. ``truth.json`` is written last: without it a folder is incomplete.
+    The truth is aggregated from the plan of each line, before the line becomes JSON.
 Cost
-    Linear in the number of visits: a shuffle to write them, a smaller one for the truth's distinct counts.
+    Linear in the number of visits: one shuffle to write them, and a smaller one for the truth's distinct counts.
 Layout (``--output`` is the landing folder)
     ``visits/date=D/hour=H``, ``user_changes/date=D/hour=H``, ``users/date=D``, ``devices/date=D``,
     ``devices_list/date=D``, ``truth.json``.
 Submit
     ``spark-submit case_study/datasets/blog_platform.py --output landing --visits 200000 --days 3``
 Source
-    The blogging platform is the case study of B. Konieczny, "Data Engineering Design Patterns", chapter 1;
-    fields and faults are those of its public data generator, none of whose code is used.
+    The blogging platform is the case study of B. Konieczny, "Data Engineering Design Patterns", chapter 1.
+    Fields and faults are those of its public data generator; none of its code is used.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ TRUTH_FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """All that will be written: rows with their meaning, which the truth is made of, and lines with a payload."""
+    """Plan of all feeds: rows with their meaning, from which the truth is computed, and lines with a payload."""
 
     visits: DataFrame
     changes: DataFrame
@@ -60,7 +59,7 @@ class Plan:
 
 
 def plan_of(spark: SparkSession, params: Parameters) -> Plan:
-    """Plan the feeds; nothing is computed yet."""
+    """Return the plan of the feeds; Spark computes nothing yet."""
     visits, devices = visit_line_plan(spark, params), device_changes(spark, params)
     changes = user_changes(spark, params)
     users = users_by_day(changes, params)
@@ -75,7 +74,7 @@ def plan_of(spark: SparkSession, params: Parameters) -> Plan:
 
 
 def write_feeds(plan: Plan, params: Parameters, landing: LandingFolder) -> dict[str, int]:
-    """Write the feeds; return the number of files of each."""
+    """Write the feeds; return the number of files of each feed."""
     hours, days, users = params.hour_folders, params.day_folders, params.user_count
     how = {
         "visits": (tasks_for(params.visits), hours, ("at_ms", "event", "copy")),
@@ -88,7 +87,7 @@ def write_feeds(plan: Plan, params: Parameters, landing: LandingFolder) -> dict[
 
 
 def truth_of(plan: Plan, params: Parameters) -> dict[str, Any]:
-    """Return the exact counts of the imperfections and the right answers of the gold tables."""
+    """Return the exact counts of the imperfections and the expected results of the gold tables."""
     users = gold_of_users(plan.users, params)
     given = dataclasses.asdict(params)
     return {
@@ -112,7 +111,7 @@ def truth_of(plan: Plan, params: Parameters) -> dict[str, Any]:
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
-    """Write the feeds, then truth.json; return what was written."""
+    """Write the feeds, then truth.json; return the report."""
     landing = LandingFolder(spark, params.output)
     landing.prepare(FEEDS, params.overwrite)
     plan = plan_of(spark, params)

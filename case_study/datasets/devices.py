@@ -1,4 +1,4 @@
-"""Devices: daily increments without an order of their own, one line a device and day; and each day's full list."""
+"""Devices: daily increments with one line for each device and day in no order, and each day's full list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEVICE_COUNT = len(DEVICE_TYPES) * len(DEVICE_VERSIONS)
 
 
 def of_device(number: Column, values: Sequence[str]) -> Column:
-    """Return the value of the device with this number, from values listed by type."""
+    """Return the value of the device with this number; ``values`` has one value for each type."""
     return pick(values, F.floor(number / len(DEVICE_VERSIONS)))
 
 
@@ -41,9 +41,10 @@ def device_version(number: Column) -> Column:
 
 
 def device_changes(spark: SparkSession, params: Parameters) -> DataFrame:
-    """Return the daily increments, one row a (day, device).
+    """Return the daily increments, one row for each (day, device) that is reported.
 
-    They hold first reports, new names, deletes, returns, and deletes of devices that were never reported.
+    The increments have first reports, new names, deletions, returns after a deletion, and deletions of devices that
+    were never reported.
     """
     days = spark.range(params.days).select(F.col("id").cast("int").alias("day"))
     devices = spark.range(0, DEVICE_COUNT, 1, 1).withColumnRenamed("id", "device")
@@ -70,7 +71,7 @@ def device_changes(spark: SparkSession, params: Parameters) -> DataFrame:
 
 
 def devices_by_day(changes: DataFrame, params: Parameters) -> DataFrame:
-    """Return the devices that exist at the end of each day, one row a (day, device)."""
+    """Return the devices that exist at the end of each day, one row for each (day, device)."""
     days = changes.sparkSession.range(params.days).select(F.col("id").cast("int").alias("end_of_day"))
     latest = F.max_by(F.struct("type", "full_name", "version", "is_deleted"), "day").alias("latest")
     return (
@@ -83,7 +84,7 @@ def devices_by_day(changes: DataFrame, params: Parameters) -> DataFrame:
 
 
 def device_list_lines(devices: DataFrame) -> DataFrame:
-    """Return the lines of the daily full lists. They have no faults: one would refuse the whole list."""
+    """Return the lines of the daily full lists. They have no faults, because one fault would refuse the whole list."""
     return devices.select(
         json_object(
             type=json_text(F.col("type")),

@@ -1,4 +1,4 @@
-"""Values drawn by hashing a row's number: the same ones however the rows are spread over tasks."""
+"""Pseudo-random values, as hashes of a row's number: they don't depend on Spark's tasks."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 SHARE_STEPS = 1_000_000
 
-# How many folders later a line comes again.
+# Numbers of folders between a line and its repetition.
 REPEAT_DELAYS = (0, 0, 0, 1, 2, 6)
 
 
 def roll(params: Parameters, salt: str, sides: int | Column, *key: str) -> Column:
-    """Return a number in ``[0, sides)`` that depends on the seed, the salt and the key columns alone."""
+    """Return a number in ``[0, sides)`` that depends only on the seed, the salt and the key columns."""
     drawn = F.xxhash64(F.lit(f"{params.seed}/{salt}"), *key)
     return F.pmod(drawn, sides if isinstance(sides, Column) else F.lit(sides))
 
 
 def roll_low(params: Parameters, salt: str, sides: int, *key: str) -> Column:
-    """Return a number in ``[0, sides)`` that is more often low: some users and pages are popular."""
+    """Return a number in ``[0, sides)`` that is more often low, because some users and pages are popular."""
     return roll(params, salt, 1 + roll(params, f"{salt} reach", sides, *key), *key)
 
 
 def happens(params: Parameters, feed: str, imperfection: str, *key: str) -> Column:
-    """Return true for the knob's share of rows; each knob rolls alone and moves no other one's rows."""
+    """Return true for the rows of an imperfection; its share doesn't change the rows of other imperfections."""
     steps = round(getattr(params, f"{imperfection}_share") * SHARE_STEPS)
     return roll(params, f"{feed} {imperfection}", SHARE_STEPS, *key) < steps
 
 
 def pick(values: Sequence[Any], index: Column) -> Column:
-    """Return the value at the index, from 0."""
+    """Return the value at an index, counted from 0."""
     return F.get(F.array(*map(F.lit, values)), index.cast("int"))
 
 
 def hour_of(params: Parameters, milliseconds: str) -> Column:
-    """Return the hour, counted from the first, of a time in milliseconds since the epoch."""
+    """Return the hour, counted from the first hour, of a time in milliseconds since the epoch."""
     return F.expr(f"({milliseconds} - {params.start_ms}L) div {HOUR_MS}L")
 
 
 def landing_hour(params: Parameters, hour: Column, delay: Column) -> Column:
-    """Return the folder of a line that comes ``delay`` hours after ``hour``, the last one at most."""
+    """Return the number of the folder ``delay`` hours after ``hour``, and at most the last folder."""
     return F.least(hour + delay, F.lit(params.hours - 1)).cast("int")

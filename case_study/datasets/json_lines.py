@@ -1,6 +1,6 @@
-"""JSON lines put together from fragments, good or faulty.
+"""JSON lines that are built from fragments, with or without faults.
 
-to_json can write neither a wrong type, nor null in one line and an absent field in the next.
+Spark's to_json can't write a wrong type, or a null in one line and an absent field in another.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NULL = "'null'"
 
 
 def json_object(**fragments: Column) -> Column:
-    """Return a JSON object of the fragments in their order, none of which may be NULL."""
-    # One flat concat: nested ones would copy the text at each level.
+    """Return a JSON object of the fragments in their order; no fragment may be NULL."""
+    # One flat concat, because nested calls would copy the text at each level.
     opening = ["{", *[", "] * (len(fragments) - 1)]
     members = (
         (F.lit(f'{before}"{name}": '), fragment)
@@ -36,7 +36,7 @@ def json_object_of_some(**fragments: Column) -> Column:
 
 
 def or_null(fragment: Column) -> Column:
-    """Return the fragment, or null where it is NULL."""
+    """Return the fragment, or JSON's null if it is NULL."""
     return F.coalesce(fragment, F.lit("null"))
 
 
@@ -57,7 +57,8 @@ def json_time(milliseconds: Column) -> Column:
     return json_text(F.date_format(F.timestamp_millis(milliseconds), "yyyy-MM-dd'T'HH:mm:ss.SSSxxx"))
 
 
-# SQL over `json`, the good line. None of them is JSON to any reader: no strict prefix of an object is.
+# SQL expressions over `json`, the line without fault. No reader accepts their results as JSON, because a strict prefix
+# of a JSON object is never JSON.
 DAMAGES = (
     "'{........'",
     "'ERROR 502 upstream closed the connection'",
@@ -69,7 +70,7 @@ DAMAGES = (
 def with_payload(
     lines: DataFrame, params: Parameters, json_line: Column, unparsable: Column, *key: str
 ) -> DataFrame:
-    """Add ``payload``: the line's JSON, damaged where ``unparsable`` holds."""
+    """Add ``payload``: the line's JSON, which is damaged if ``unparsable`` is true."""
     kind = roll(params, "damage", len(DAMAGES), *key)
     damaged = reduce(
         lambda other, number: F.when(kind == number, F.expr(DAMAGES[number])).otherwise(other),
@@ -84,14 +85,14 @@ def with_payload(
 def with_extra_lines(
     rows: DataFrame, params: Parameters, feed: str, imperfections: Sequence[str], *key: str
 ) -> DataFrame:
-    """Add ``line``: 'row' for each row, and one more line named after each imperfection that happens to it.
+    """Add ``line``: 'row' for each row, and a further line with the name of each imperfection of the row.
 
-    The reference feeds carry their faults in lines of their own, so that no row is lost with them.
+    In the feeds of users and devices the faults are in additional lines, so that no row is lost.
     """
     extra = [F.when(happens(params, feed, name, *key), F.lit(name)) for name in imperfections]
     return rows.withColumn("line", F.explode(F.array_compact(F.array(F.lit("row"), *extra))))
 
 
 def key_field(value: Column) -> Column:
-    """Return the fragment of a key field: null in a line without key."""
+    """Return the fragment of a key field; it is null in a line without key."""
     return or_null(json_text(F.when(F.col("line") != "null_key", value)))

@@ -1,4 +1,4 @@
-"""The landing folder: files with names and bytes that don't depend on how the work was split."""
+"""The landing folder: files with names and bytes that don't depend on the number of Spark's tasks."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ TRUTH = "truth.json"
 
 
 def files_for(lines: int) -> int:
-    """Return how many files hold this many lines."""
+    """Return the number of files for this number of lines."""
     return max(1, -(-lines // LINES_PER_FILE))
 
 
 def tasks_for(lines: int) -> int:
-    """Return how many tasks make this many lines."""
+    """Return the number of tasks for this number of lines."""
     return max(1, -(-lines // LINES_PER_TASK))
 
 
 class LandingFolder:
-    """The output folder, on whatever file system its path or URI names."""
+    """The output folder, in the file system of its path or URI."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        # Raw: Spark refuses a file that was edited beside Hadoop's checksums of it.
+        # Without raw, Hadoop would write checksums, and Spark would refuse a file that a user has edited.
         self._folder = HadoopFolder(spark, path, raw=True)
         self._files = self._folder.file_system
         self.path = path
 
     def prepare(self, feeds: Sequence[str], overwrite: bool) -> None:
-        """Make the folder; an earlier run is removed if it may be, the truth first.
+        """Create the folder; with ``overwrite`` delete the files of an earlier run, the truth first.
 
         Raises:
             WrongUse: the folder is not empty and ``overwrite`` is not set, or the path is a file.
-            JobFailed: the folder can't be made.
+            JobFailed: the folder can't be created.
         """
         if self._folder.exists():
             if not self._files.getFileStatus(self._folder.root).isDirectory():
@@ -56,7 +56,7 @@ class LandingFolder:
             for name in (TRUTH, STAGING, *feeds):
                 self._folder.delete(name)
         elif not self._files.mkdirs(self._folder.root):
-            raise JobFailed(f"--output '{self.path}' can't be made")
+            raise JobFailed(f"--output '{self.path}' can't be created")
 
     def write_feed(
         self, feed: str, lines: DataFrame, tasks: int, folders: Sequence[str], order: Sequence[str]
@@ -64,7 +64,7 @@ class LandingFolder:
         """Write ``payload`` as ``<feed>/<folder>/<feed>-<file>.json``; return the number of files.
 
         ``partition`` is the number of the folder. All lines of a file go to one task, which sorts them by
-        ``order`` (unique within a file), so that the bytes don't depend on how the work is split.
+        ``order`` (unique within a file), so that the bytes don't depend on the number of tasks.
         """
         staging = self._folder.path(f"{STAGING}/{feed}")
         slot = F.col("partition").cast("bigint") * MOST_FILES_PER_FOLDER + F.col("file")
@@ -90,8 +90,8 @@ class LandingFolder:
         return [status.getPath() for status in self._files.listStatus(folder)]
 
     def finish(self, truth: Mapping[str, Any]) -> None:
-        """Remove the staging folder and write truth.json in one step, as the very last."""
+        """Delete the staging folder and write truth.json by a rename, as the last step."""
         self._folder.delete(STAGING)
         text = json.dumps(truth, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-        self._folder.write_text(aside := f"_{TRUTH}", text)
-        self._files.rename(self._folder.path(aside), self._folder.path(TRUTH))
+        self._folder.write_text(staged := f"_{TRUTH}", text)
+        self._files.rename(self._folder.path(staged), self._folder.path(TRUTH))

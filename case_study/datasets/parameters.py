@@ -1,4 +1,4 @@
-"""What the case study's generator can be asked for."""
+"""Parameters of the case study's generator."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from python_jobs.shared.core.failures import WrongUse, require_at_least
 
 @dataclass(frozen=True)
 class Parameters:
-    """Make the case study's landing files.
+    """Generate the case study's landing files.
 
-    Each share, 0 to 1, is the part of the rows drawn for one imperfection; 0 leaves it out.
+    Each share, from 0 to 1, is the part of the rows with one imperfection; with 0 the imperfection doesn't occur.
     """
 
     output: str
     """Landing folder (path or URI) for the feeds and truth.json."""
     visits: int = 200_000
-    """Number of page events; duplicates and corrections come on top."""
+    """Number of page events, without duplicates and corrections."""
     users: int | None = None
-    """Number of users ever known; by default one for each 100 visits, at least 100."""
+    """Number of users; by default one for each 100 visits, and at least 100."""
     days: int = 3
-    """Number of days covered."""
+    """Number of days."""
     start: str = "2024-03-01"
     """First day, as YYYY-MM-DD (UTC)."""
     seed: int = 42
-    """Same seed and parameters, same bytes."""
+    """Seed of the pseudo-random values; the same seed and parameters give the same bytes."""
     unparsable_share: float = 0.01
-    """Visits whose line is not JSON: garbage, or cut in the middle. In the other feeds: extra lines."""
+    """Visits whose line is not JSON: garbage, or cut in the middle. In the other feeds: additional lines."""
     missing_field_share: float = 0.01
     """Visits whose user_id, page or context is absent or null."""
     wrong_type_share: float = 0.01
-    """Visits with a number, text or object where another type is due; some are usable all the same."""
+    """Visits with a number, text or object in a field of another type; some of them are usable."""
     exact_duplicate_share: float = 0.02
-    """Visits and user changes that come again byte for byte, in the same or a later folder."""
+    """Visits and user changes that come again with the same bytes, in the same or a later folder."""
     corrected_share: float = 0.01
     """Visits that come again with the same key and another payload, in the same or a later folder."""
     late_share: float = 0.03
-    """Visits that land one to many folders after their hour; 0 also stops late user changes."""
+    """Visits that land one or more folders after their hour; with 0 no user change is late, either."""
     unknown_user_share: float = 0.01
-    """Visits of a user_id that no feed of users ever names."""
+    """Visits of a user_id that no feed of users has."""
     null_key_share: float = 0.005
-    """Visits whose visit_id or event_time is absent or null. In the other feeds: extra lines without key."""
+    """Visits whose visit_id or event_time is absent or null. In the other feeds: additional lines without key."""
     awkward_text_share: float = 0.02
     """Visits and logins with non-ASCII characters, quotes, backslashes, tabs and line ends."""
     probe_share: float = 0.02
     """Visits of monitoring probes, whose page starts with healthcheck."""
     overwrite: bool = False
-    """Replace the feeds and truth.json of an earlier run; anything else in the folder stays."""
+    """Whether the feeds and truth.json of an earlier run are replaced; other files in the folder stay."""
 
     def __post_init__(self) -> None:
         require_at_least(1, visits=self.visits, users=self.users, days=self.days)
@@ -63,34 +63,34 @@ class Parameters:
 
     @property
     def user_count(self) -> int:
-        """How many users there are: as asked for, else one for a hundred visits."""
+        """Return the number of users: the parameter, or by default one for each 100 visits and at least 100."""
         return max(100, self.visits // 100) if self.users is None else self.users
 
     @property
     def hours(self) -> int:
-        """How many hours the visits are spread over."""
+        """Return the number of hours of all days."""
         return self.days * 24
 
     @property
     def start_ms(self) -> int:
-        """Midnight of the first day, in milliseconds since the epoch."""
+        """Return midnight of the first day, in milliseconds since the epoch."""
         midnight = dt.datetime.combine(dt.date.fromisoformat(self.start), dt.time(), dt.UTC)
         return int(midnight.timestamp()) * 1000
 
     def day_name(self, day: int) -> str:
-        """The day as YYYY-MM-DD, counted from the first."""
+        """Return a day as YYYY-MM-DD, given its number from 0."""
         return (dt.date.fromisoformat(self.start) + dt.timedelta(days=day)).isoformat()
 
     def hour_name(self, hour: int) -> str:
-        """The hour as YYYY-MM-DDTHH, counted from the first."""
+        """Return an hour as YYYY-MM-DDTHH, given its number from 0."""
         return f"{self.day_name(hour // 24)}T{hour % 24:02d}"
 
     @property
     def day_folders(self) -> list[str]:
-        """The landing folders of a daily feed."""
+        """Return the landing folders of a daily feed."""
         return [f"date={self.day_name(day)}" for day in range(self.days)]
 
     @property
     def hour_folders(self) -> list[str]:
-        """The landing folders of an hourly feed."""
+        """Return the landing folders of an hourly feed."""
         return [f"{day}/hour={hour:02d}" for day in self.day_folders for hour in range(24)]

@@ -1,7 +1,7 @@
-"""The ledger of bronze_visits when visits come by Kafka: an hour of the topic stands for a file.
+"""The ledger of bronze_visits when visits come through Kafka: an hour of the topic counts as a file.
 
-The Incremental Loader writes ``bronze_visits_files`` as it loads files; what reads it (which load of a file counts,
-which dates a load touched) then needs no other way for records of a topic.
+When the Incremental Loader loads files, it writes the ledger ``bronze_visits_files``. Models read from the ledger which
+load of a file is current and which dates a load has touched. With this job the same models work for a topic's records.
 
     spark-submit case_study/datasets/topic_hours.py --bronze $LAKEHOUSE_ROOT/bronze/bronze_visits
 """
@@ -22,14 +22,14 @@ from python_jobs.shared.spark.job import run_job
 
 @dataclass(frozen=True)
 class Parameters:
-    """Bring the ledger of bronze_visits up to date with its records."""
+    """Append the hours of new records of bronze_visits to its ledger."""
 
     bronze: str
-    """The bronze table, by path; the ledger is <bronze>_files."""
+    """Bronze table, by path; the ledger is <bronze>_files."""
 
 
 def topic_hours(records: DataFrame) -> DataFrame:
-    """Return one ledger row for each hour of the topic and each batch that brought records of it."""
+    """Return one ledger row for each hour of the topic and each batch with records of this hour."""
     files = records.groupBy("file_path", "load_id", "date", "hour", "ingested_at").agg(
         F.first("file_size").alias("file_size"), F.max("file_modified_at").alias("file_modified_at")
     )
@@ -37,7 +37,7 @@ def topic_hours(records: DataFrame) -> DataFrame:
 
 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
-    """Append the hours of the batches that are newer than the ledger, in one commit."""
+    """Append the hours of the batches that are newer than the ledger, in one commit, and return the report."""
     ledger = parameters.bronze.rstrip("/") + "_files"
     records = read_table(spark, parameters.bronze)
     if table_exists(spark, ledger):

@@ -1,4 +1,4 @@
-"""The right answers, aggregated from what was planned for each line: no JSON is read, no pattern is used."""
+"""The expected results, aggregated from the plan of each line, without reading JSON and without any pattern."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from case_study.datasets.parameters import Parameters
 from case_study.datasets.visits import IMPERFECTIONS, PRECEDENCE, VARIANTS, happened, visit_lines
 
 VALID = ("exact_duplicate", "superseded", "kept")
-# Buckets of the folders (hours) between a line's own hour and its landing, with their upper bounds.
+# Buckets of the delay in folders (hours) between a line's event hour and its landing hour, with their upper bounds.
 DELAYS: dict[str, float] = {"0 hours": 0, "1 hour": 1, "3 hours": 3, "12 hours": 12, "more": math.inf}
 RULES = tuple(dict.fromkeys(variant.rule for variant in VARIANTS if variant.rule))
 
 
 def visit_counts(plan: DataFrame, params: Parameters) -> dict[str, Any]:
-    """Count the planned visit lines by folder, imperfection, precedence, broken rule and, if valid, delay."""
+    """Return the numbers of planned visit lines by folder, imperfection, precedence, broken rule and delay.
+
+    The counts by delay have the valid lines only.
+    """
     columns = ("landing_hour", "event_hour", "imperfection", "rule", "verdict", "is_later", "is_counted")
     hours = params.hour_folders
     folders, imperfections, details = Counter[str](), Counter[str](), Counter[str]()
@@ -52,12 +55,12 @@ def visit_counts(plan: DataFrame, params: Parameters) -> dict[str, Any]:
 
 
 def bucket_of(delay: int) -> str:
-    """Return the bucket of a line that landed ``delay`` folders after its own hour."""
+    """Return the bucket of a line that landed ``delay`` folders after its event hour."""
     return next(name for name, bound in DELAYS.items() if delay <= bound)
 
 
 def kept_visits(plan: DataFrame, params: Parameters) -> DataFrame:
-    """Return one line for each good event, the one that wins: the latest folder, then the higher SHA-256."""
+    """Return the kept line of each valid event: the line of the latest folder, and of several the highest SHA-256."""
     columns = ("visit", "user", "event_hour", "page", "referral")
     strongest_first = Window.partitionBy("event").orderBy(
         F.desc("landing_hour"), F.sha2(F.encode("payload", "utf-8"), 256).desc()
@@ -72,7 +75,7 @@ def kept_visits(plan: DataFrame, params: Parameters) -> DataFrame:
 
 
 def gold_of_visits(kept: DataFrame, params: Parameters) -> dict[str, Any]:
-    """Return the right answers of the gold tables made from visits."""
+    """Return the expected results of the gold tables that are computed from visits."""
     page_views: dict[str, dict[str, int]] = defaultdict(dict)
     for row in kept.groupBy("event_hour", "page").count().collect():
         page_views[params.hour_name(row["event_hour"])][row["page"]] = row["count"]
@@ -113,7 +116,7 @@ def row_hash(*columns: Column) -> Column:
 
 
 def gold_of_users(users: DataFrame, params: Parameters) -> dict[str, Any]:
-    """Return the users at the end of each day: count, count by plan, hash of id, login, email and plan."""
+    """Return the users at the end of each day: their number, numbers by plan, and hash of id, login, email and plan."""
     days: dict[str, dict[str, Any]] = {
         params.day_name(day): {"users": 0, "by_plan": {}, "hash": 0} for day in range(params.days)
     }
@@ -127,7 +130,7 @@ def gold_of_users(users: DataFrame, params: Parameters) -> dict[str, Any]:
 
 
 def gold_of_devices(changes: DataFrame) -> dict[str, int]:
-    """Return the devices that exist after the last increment, and a hash of type, version and full name."""
+    """Return the number of devices after the last increment, and their hash of type, version and full name."""
     latest = F.max_by(F.struct("type", "version", "full_name", "is_deleted"), "day").alias("latest")
     hashed = row_hash(F.col("type"), F.col("version"), F.col("full_name"))
     devices = changes.groupBy("device").agg(latest).select("latest.*").where("not is_deleted")
@@ -136,7 +139,7 @@ def gold_of_devices(changes: DataFrame) -> dict[str, int]:
 
 
 def reference_counts(lines: DataFrame, folders: Sequence[str]) -> dict[str, Any]:
-    """Count the lines of a feed of users or devices: per folder and per imperfection."""
+    """Return the numbers of lines of a feed of users or devices, by folder and by imperfection."""
     partitions, kinds = Counter[str](), Counter[str]()
     for row in lines.groupBy("partition", "line").count().collect():
         partitions[folders[row["partition"]]] += row["count"]
@@ -151,7 +154,7 @@ def reference_counts(lines: DataFrame, folders: Sequence[str]) -> dict[str, Any]
 
 
 def change_counts(changes: DataFrame) -> dict[str, int]:
-    """Count the changes of users by operation, and those that land after their hour."""
+    """Return the numbers of user changes by operation, and the number of soft deletes among the updates."""
     soft = F.when((F.col("op") == "U") & F.col("is_deleted"), 1)
     rows = (
         changes.groupBy("op")

@@ -1,4 +1,4 @@
-"""Users: their changes, and the daily extract of those who exist."""
+"""Users: a feed of their changes, and the daily extract of all existing users."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from case_study.datasets.parameters import Parameters
 
 @dataclass(frozen=True)
 class Change:
-    """A step in a user's biography: the operation, when it happens, and what it leaves behind."""
+    """A step in a user's biography: the operation, its time, and the state of the user after it."""
 
     op: str
-    """I (insert), U (update) or D (hard delete)."""
+    """Operation: I (insert), U (update) or D (hard delete)."""
     minutes: int = 0
-    """When, after the biography's start; equal minutes give equal timestamps."""
+    """Time of the change, in minutes after the biography's start; equal minutes give equal timestamps."""
     plan: int = 0
-    """Which plan, counted from the user's first one."""
+    """Number of the plan, counted from the user's first plan."""
     email: int | None = 0
-    """Which address; None is NULL."""
+    """Number of the address; None is NULL."""
     is_deleted: bool = False
-    """Soft deleted."""
+    """Whether the user is soft-deleted."""
     delay: int = 0
-    """How many hourly folders the change lands after its own hour."""
+    """Number of hourly folders between the change's hour and its landing folder."""
     connected: bool = False
-    """The user was seen at this time."""
+    """Whether the user connected at this time."""
 
 
 PLANS = ("free", "premium", "business")
 
-# What happens to a user after the insert that every user begins with. The longest one takes 11 hours.
+# Changes of a user after the insert, with which every user begins. The longest biography takes 11 hours.
 BIOGRAPHIES: Mapping[str, tuple[Change, ...]] = {
     "upgraded": (Change("U", plan=1),),
     "seen again": (Change("U", connected=True),),
@@ -80,14 +80,14 @@ BIOGRAPHIES: Mapping[str, tuple[Change, ...]] = {
 }
 NEWCOMERS = ("registered on the way", "gone in the batch that brought them")
 BIOGRAPHY_HOURS = 12
-# Every second user lives one of them, the others stay as they are.
+# Every second user has one of these biographies; the other users never change.
 BIOGRAPHY_CYCLE = 2 * len(BIOGRAPHIES)
 
 AWKWARD_LOGINS = ("jürgen", 'søren "the dane"', "ольга", "李小龙", "o'neill\\admin")
 
 
 def user_id(params: Parameters, index: str) -> Column:
-    """Return the id of the user with this number; unique, because the number is part of it."""
+    """Return the id of the user with this number, which is unique because the number is a part of it."""
     drawn = F.hex(F.xxhash64(F.lit(f"{params.seed}/user"), index))
     return F.lower(F.concat(F.lpad(F.hex(index), 8, "0"), F.lit("-"), F.lpad(drawn, 16, "0")))
 
@@ -102,7 +102,7 @@ def user_login(params: Parameters, index: str) -> Column:
 
 
 def user_changes(spark: SparkSession, params: Parameters) -> DataFrame:
-    """Return every change of every user, one row a (user, step), with the state it leaves and its folder."""
+    """Return one row for each (user, step): the change, its landing folder and the user's state after it."""
     biographies = [
         (2 * number, step, *dataclasses.astuple(change))
         for number, (name, changes) in enumerate(BIOGRAPHIES.items())
@@ -148,7 +148,7 @@ def user_changes(spark: SparkSession, params: Parameters) -> DataFrame:
             "user",
             "step",
             "op",
-            # Orders the changes of a user even where the times are equal, and stays exact in a JSON number.
+            # The sequence orders a user's changes even if their times are equal, and is exact as a JSON number.
             (F.col("changed_ms") * 100 + F.col("step")).alias("sequence"),
             "changed_ms",
             F.when(is_initial, 0)
@@ -170,7 +170,7 @@ def user_changes(spark: SparkSession, params: Parameters) -> DataFrame:
 
 
 def users_by_day(changes: DataFrame, params: Parameters) -> DataFrame:
-    """Return the users that exist at the end of each day: (day, user) and their state."""
+    """Return one row for each (day, user) that exists at the end of the day, with the user's state."""
     days = F.broadcast(changes.sparkSession.range(params.days).select(F.col("id").cast("int").alias("day")))
     state = F.struct(*(name for name in changes.columns if name not in ("user", "landing_hour")))
     return (
@@ -183,7 +183,7 @@ def users_by_day(changes: DataFrame, params: Parameters) -> DataFrame:
 
 
 def user_fields(is_given: Column) -> dict[str, Column]:
-    """Return the fragments of a user's attributes; all null unless ``is_given``."""
+    """Return the fragments of a user's attributes; all are null if ``is_given`` is false."""
 
     def given(name: str) -> Column:
         return F.when(is_given, F.col(name))
@@ -200,7 +200,7 @@ def user_fields(is_given: Column) -> dict[str, Column]:
 
 
 def user_change_lines(changes: DataFrame, params: Parameters) -> DataFrame:
-    """Return the lines of the change feed; a hard delete names the user and nothing else."""
+    """Return the lines of the change feed; a hard delete has the user's id and no attributes."""
     lines = with_extra_lines(
         changes,
         params,
@@ -228,7 +228,7 @@ def user_change_lines(changes: DataFrame, params: Parameters) -> DataFrame:
         **user_fields(is_given),
         is_deleted=or_null(F.when(is_given, F.col("is_deleted").cast("string"))),
     )
-    # The initial load of all users lands in the first hour; the later hours share the rest.
+    # The initial load of all users lands in the first hour, the changes land in the later hours.
     first_hour, other_hours = files_for(params.user_count), files_for(2 * params.user_count // params.hours)
     files = F.when(F.col("landing_hour") == 0, first_hour).otherwise(other_hours)
     return with_payload(
@@ -247,7 +247,7 @@ def user_change_lines(changes: DataFrame, params: Parameters) -> DataFrame:
 
 
 def user_lines(users: DataFrame, params: Parameters) -> DataFrame:
-    """Return the lines of the daily full extract, which holds who exists at the end of the day."""
+    """Return the lines of the daily full extract, which has all users that exist at the end of the day."""
     lines = with_extra_lines(users, params, "users", ("unparsable", "null_key"), "user", "day")
     json_line = json_object(id=key_field(F.col("id")), **user_fields(F.lit(True)))
     return with_payload(

@@ -1,4 +1,4 @@
-"""Visits: page events with their imperfections, planned line by line, then written as JSON."""
+"""Visits: page events with imperfections; each line is planned first and then written as JSON."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from case_study.datasets.users import user_id, user_login
 
 @dataclass(frozen=True)
 class Variant:
-    """One way in which a visit's fields go wrong."""
+    """One variant of an imperfection: the faulty fields of a visit."""
 
     imperfection: str
     fields: Mapping[str, str] = field(default_factory=dict)
-    """The faulty fields and the SQL of their JSON fragment."""
+    """Faulty fields, each with the SQL of its JSON fragment."""
     rule: str | None = None
-    """The first rule that it breaks; None: the visit is usable."""
+    """First rule that the visit breaks; None: the visit is usable."""
     page: str | None = None
-    """The page that a reader gets, if it is another one."""
+    """Page that a reader gets; None: the fault doesn't change the page."""
 
 
 VARIANTS = (
@@ -64,7 +64,7 @@ VARIANTS = (
     Variant("null_key", {"event_time": ABSENT}, "event_time_missing"),
     Variant("null_key", {"event_time": NULL}, "event_time_missing"),
     Variant("null_key", {"visit_id": NULL, "event_time": NULL}, "visit_id_missing"),
-    # A JSON number where text is due is taken as text, and a flag that can't be read is unknown.
+    # Readers take a JSON number in a text field as text, and an unreadable flag as unknown.
     Variant("wrong_type", {"visit_id": "cast(visit as string)"}),
     Variant("wrong_type", {"keep_private": "'\"yes\"'"}),
     Variant("wrong_type", {"page": "'404'"}, page="404"),
@@ -78,7 +78,7 @@ VARIANT_NUMBERS = {
     for name in dict.fromkeys(variant.imperfection for variant in VARIANTS)
 }
 
-# The first that happens to a visit is its one imperfection, so that each line counts once.
+# A visit has only the first of these imperfections that is drawn for it, so that each line counts once.
 IMPERFECTIONS = (
     "unparsable",
     "null_key",
@@ -92,7 +92,7 @@ IMPERFECTIONS = (
     "awkward_text",
 )
 
-# An hour's weight is how often it stands here: quiet nights, busy evenings.
+# Weights of the hours of a day: few visits in the night, many in the evening.
 HOUR_WEIGHTS = (2, 1, 1, 1, 1, 2, 3, 5, 6, 6, 6, 6, 7, 6, 5, 5, 6, 7, 8, 9, 9, 8, 6, 4)
 HOURS_BY_WEIGHT = tuple(hour for hour, weight in enumerate(HOUR_WEIGHTS) for _ in range(weight))
 PAGES = (
@@ -125,7 +125,7 @@ REFERRALS = (
 )
 BROWSERS = ("Firefox", "Chrome", "Safari", "Edge")
 NETWORK_TYPES = ("4G", "5G", "LAN", "Wi-Fi")
-# Reserved for documentation (RFC 5737): nobody's address.
+# Networks that are reserved for documentation (RFC 5737), so nobody has these addresses.
 NETWORKS = ("192.0.2.", "198.51.100.", "203.0.113.")
 LATE_DELAYS = (1, 1, 1, 2, 3, 5, 8, 24)
 REPEATS = (1, 1, 1, 1, 2)
@@ -143,8 +143,8 @@ def happened(imperfection: str) -> Column:
 
 
 def visit_keys(spark: SparkSession, params: Parameters) -> DataFrame:
-    """Return the key of each ``event`` (a number): ``visit``, ``at_ms``; and the visit's ``started_ms``."""
-    # A visit starts at the block's first position, and where a bit is set in two draws: one in four.
+    """Return the key of each ``event`` (a number): ``visit`` and ``at_ms``, with the visit's ``started_ms``."""
+    # A visit starts at the block's first position and at each position whose bit is set in two draws (one in four).
     starts = (
         roll(params, "starts", 2**VISIT_BLOCK, "block")
         .bitwiseAND(roll(params, "starts too", 2**VISIT_BLOCK, "block"))
@@ -156,10 +156,11 @@ def visit_keys(spark: SparkSession, params: Parameters) -> DataFrame:
         + pick(HOURS_BY_WEIGHT, roll(params, "hour", len(HOURS_BY_WEIGHT), "visit")) * HOUR_MS
         + roll(params, "second", 3_600, "visit") * 1000
     )
-    # An event a minute at most: who starts in the last minutes of the last day would not end in it.
+    # A visit has at most one event a minute. A visit that starts at the end of the last day starts an hour earlier, so
+    # that it ends on this day.
     latest = params.days * DAY_MS - VISIT_BLOCK * 60_000
     started_ms = params.start_ms + F.when(started < latest, started).otherwise(started - HOUR_MS)
-    # The pause is shorter than a minute, so the times of a visit differ and its events' keys are unique.
+    # The pause is shorter than a minute, so the times of a visit differ and the keys of its events are unique.
     at_ms = F.col("started_ms") + F.col("ordinal") * 60_000 + roll(params, "pause", 50_000, "event")
     return (
         spark.range(0, params.visits, 1, tasks_for(params.visits))
@@ -183,7 +184,7 @@ def visit_keys(spark: SparkSession, params: Parameters) -> DataFrame:
 
 
 def visit_events(spark: SparkSession, params: Parameters) -> DataFrame:
-    """Add to :func:`visit_keys` what happens to each event, and its content as first delivered."""
+    """Return :func:`visit_keys` with the imperfection of each event and the content of its first delivery."""
     imperfection = F.coalesce(
         *(F.when(happens(params, "visits", name, "event"), name) for name in IMPERFECTIONS)
     )
@@ -206,7 +207,7 @@ def visit_events(spark: SparkSession, params: Parameters) -> DataFrame:
     user = F.when(happened("unknown_user"), unknown_user).otherwise(
         roll_low(params, "user", params.user_count, "visit")
     )
-    # Most come again once, some twice.
+    # Most of these events are repeated once, some twice.
     repeats = F.when(
         happened("corrected") | happened("exact_duplicate"),
         pick(REPEATS, roll(params, "repeats", 5, "event")),
@@ -234,10 +235,11 @@ def visit_events(spark: SparkSession, params: Parameters) -> DataFrame:
 
 
 def visit_line_plan(spark: SparkSession, params: Parameters) -> DataFrame:
-    """Return one row a line: the event, its ``copy`` (0 is the first delivery) with its content and folder.
+    """Return one row for each line: the event, its ``copy`` (0 is the first delivery), content and folder.
 
-    ``verdict`` is the line's place in the precedence; of the lines of a corrected event, the first stands for
-    the one that is kept, whichever that is. ``is_counted``: the line shows its event's imperfection.
+    ``verdict`` is the line's outcome in the precedence. Of the lines of a corrected event the first has the verdict
+    ``kept``, although another line may win: only the numbers matter. ``is_counted`` is true if the line shows its
+    event's imperfection.
     """
     is_again = F.col("copy") > 0
     repeat_delay = pick(REPEAT_DELAYS, roll(params, "repeat", len(REPEAT_DELAYS), "event", "copy"))
@@ -247,7 +249,7 @@ def visit_line_plan(spark: SparkSession, params: Parameters) -> DataFrame:
         .otherwise(0)
     )
     is_correction = is_again & happened("corrected")
-    # A correction moves to one of the next pages, so that no two lines of an event are alike.
+    # A correction has one of the next pages, so that no two lines of an event are equal.
     corrected_page = pick(PAGES, F.pmod(F.col("page_number") + F.col("copy"), F.lit(len(PAGES))))
     corrected_referral = pick(REFERRALS, roll(params, "corrected referral", len(REFERRALS), "event", "copy"))
     verdict = (
@@ -280,7 +282,7 @@ def visit_line_plan(spark: SparkSession, params: Parameters) -> DataFrame:
 
 
 def visit_fragment(name: str, good: Column) -> Column:
-    """Return a field's fragment: the good one, or what the event's variant puts in its place."""
+    """Return a field's fragment: the fragment of the event's variant if it changes the field, or else ``good``."""
     faults = [
         (number, variant.fields[name]) for number, variant in enumerate(VARIANTS) if name in variant.fields
     ]
@@ -292,7 +294,7 @@ def visit_fragment(name: str, good: Column) -> Column:
 
 
 def visit_lines(plan: DataFrame, params: Parameters) -> DataFrame:
-    """Return the planned lines with their ``payload``, ``partition`` (the hour) and ``file``."""
+    """Return the planned lines with ``payload``, ``partition`` (the number of the hour) and ``file``."""
 
     def drawn(name: str, values: Sequence[str]) -> Column:
         return pick(values, roll(params, name, len(values), "visit"))

@@ -1,7 +1,7 @@
 {% macro landed(source_name, table_name) %}
     {#-
-        A landing folder need not have every feed. Until a feed's job has made its table, the source has no rows of the
-        columns that its YAML declares, so that every model can be built, tested and documented.
+        A landing folder may lack a feed. Until a feed's job has created its table, the macro returns no rows with the
+        columns that the source's YAML declares, so that every model can be built, tested and documented.
     -#}
     {%- set relation = source(source_name, table_name) -%}
     {%- if not execute

@@ -141,7 +141,7 @@ def test_the_tables_from_kafka_are_a_lakehouse_of_their_own(lakehouse_root, land
 def test_complete_generated_data_is_kept(tmp_path, capsys):
     (tmp_path / "truth.json").write_text(json.dumps({"parameters": {"visits": 100}}), encoding="utf-8")
     demo.generate(tmp_path, 100)
-    assert capsys.readouterr().out == f"landing data is there: {tmp_path}\n"
+    assert capsys.readouterr().out == f"landing data exists: {tmp_path}\n"
 
 
 def test_absent_feeds_are_left_out_of_the_loads():

@@ -62,7 +62,7 @@ def test_a_topic_gets_the_lines_that_the_loader_takes(spark: SparkSession, tmp_p
 
 def test_a_visit_without_a_date_has_no_time_for_its_record(spark: SparkSession, tmp_path: Path) -> None:
     land(tmp_path, {"visits/stray.json": b"{}"})
-    with pytest.raises(DataRefused, match=r"stray\.json lies in no date=YYYY-MM-DD folder"):
+    with pytest.raises(DataRefused, match=r"stray\.json is in no date=YYYY-MM-DD folder"):
         list(visit_records(spark, landing_files(spark, tmp_path, "visits")))
 
 
