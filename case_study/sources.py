@@ -91,8 +91,8 @@ def produce_visits(spark: SparkSession, broker: Broker, landing: Path, ledger: P
     for start in range(0, len(files), _FILES_AT_ONCE):
         batch = files[start : start + _FILES_AT_ONCE]
         count += broker.produce(VISITS_TOPIC, visit_records(spark, batch), {"enable.idempotence": True})
-        with ledger.open("a", encoding="utf-8") as noted:
-            noted.writelines(f"{_ledger_name(file)}\n" for file in batch)
+        with ledger.open("a", encoding="utf-8") as recorded:
+            recorded.writelines(f"{_ledger_name(file)}\n" for file in batch)
     return count
 
 

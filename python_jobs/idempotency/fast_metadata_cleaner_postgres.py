@@ -217,7 +217,7 @@ def freeze(connection: Connection, params: Parameters) -> None:
                     f"{unit} is not over yet, rows may still come: freeze units before {this_unit}"
                 )
         if exists(connection, params.table(suffix)):
-            raise WrongUse(f"{params.name(suffix)} is there already")
+            raise WrongUse(f"the table {params.name(suffix)} already exists; give another name as into")
         rows = _union(connection, [params.table(f"_{unit}") for unit in params.units])
         execute(connection, "create table {} as {}", params.table(suffix), rows)
         execute(

@@ -96,13 +96,13 @@ class PostgresSink(KeyedSink):
                         "create table if not exists {} (writer text primary key, run bigint not null)"
                     ).format(self._progress)
                 )
-                if self._is_noted(connection, run):
+                if self._is_recorded(connection, run):
                     return
                 self._stage(rows)
                 with connection.transaction():
-                    if not self._is_noted(connection, run):
+                    if not self._is_recorded(connection, run):
                         self._move(connection, rows.columns)
-                        self._note(connection, run)
+                        self._record(connection, run)
         except (psycopg.DataError, psycopg.IntegrityError) as failure:
             raise DataRefused(
                 f"run {run} doesn't fit {self._name}: {failure.diag.message_primary}; no row of the run was written"
@@ -113,12 +113,12 @@ class PostgresSink(KeyedSink):
         uri = self._access.url.removeprefix("jdbc:")
         return psycopg.connect(uri, user=self._access.user, password=self._access.password(), autocommit=True)
 
-    def _is_noted(self, connection: psycopg.Connection[Any], run: int) -> bool:
+    def _is_recorded(self, connection: psycopg.Connection[Any], run: int) -> bool:
         """Return whether the run is recorded. In a transaction, the call locks out other processes of the writer."""
-        noted = connection.execute(
+        recorded = connection.execute(
             sql.SQL("select run from {} where writer = %s for update").format(self._progress), [self._writer]
         ).fetchone()
-        reached = -1 if noted is None else int(noted[0])
+        reached = -1 if recorded is None else int(recorded[0])
         if run > reached + 1:
             raise JobFailed(
                 f"run {run} of {self._writer} came after its run {reached}: {self._name} lacks the runs between them"
@@ -155,7 +155,7 @@ class PostgresSink(KeyedSink):
             )
         )
 
-    def _note(self, connection: psycopg.Connection[Any], run: int) -> None:
+    def _record(self, connection: psycopg.Connection[Any], run: int) -> None:
         connection.execute(
             sql.SQL(
                 "insert into {} values (%s, %s) on conflict (writer) do update set run = excluded.run"

@@ -336,7 +336,7 @@ class Run:
                 return {"merged": False}
             if self._base(newest).action != "keep":
                 raise NotReady(
-                    f"{params.target} has moved on since the run before {params.execution_time}; run step restore"
+                    f"{params.target} has changed since the run before {params.execution_time}; run step restore"
                 )
             self._require_columns(table_name(params.target))
             self._planned_at = newest[0].version
@@ -364,7 +364,7 @@ class Run:
         own = self._merged or newest_own(history(spark, params.target))
         if own is None or (own.step, own.at) != ("merge", params.at):
             raise NotReady(
-                f"the newest merge of {params.target} is not that of {params.execution_time}; run step merge"
+                f"the newest merge of {params.target} is not the merge of {params.execution_time}; run step merge"
             )
         values = (params.at, own.version, is_adopted, table_id(spark, params.target), FORMAT_VERSION)
         row = spark.createDataFrame([values], _VERSIONS)
@@ -395,8 +395,8 @@ class Run:
             return Base("keep")
         if base.action == "empty" and newest_own(newest) is None and not self._recorded:
             raise WrongUse(
-                f"{params.target} holds rows, and {params.versions} knows no run that wrote them; keep them as the "
-                "outcome of an earlier time with step adopt, or name another target"
+                f"{params.target} has rows, but {params.versions} has no run that wrote them; make them the outcome of "
+                "an earlier execution time with step adopt, or name another target"
             )
         return base
 

@@ -87,7 +87,7 @@ class Parameters:
             if (self.version is None) == (self.timestamp is None):
                 raise WrongUse("action name needs either version or timestamp")
             if self.keep_until is None:
-                raise WrongUse("action name needs keep_until: nothing is kept for ever")
+                raise WrongUse("action name needs keep_until, the time until which the version is kept")
             parse_time(self.keep_until)
 
 

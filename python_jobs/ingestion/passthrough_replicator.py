@@ -236,7 +236,9 @@ class Folder(HadoopFolder):
         if self.scheme != "file" and self.file_system.exists(target):
             self.file_system.delete(target, False)
         if not self.file_system.rename(source, target):
-            raise JobFailed(f"{target} can't be written: is there a folder of that name?")
+            raise JobFailed(
+                f"{target} can't be written; if there is a folder of that name, remove it and run again"
+            )
 
     def make_folder(self, path: str) -> None:
         """Create a folder and its parents, unless they exist."""

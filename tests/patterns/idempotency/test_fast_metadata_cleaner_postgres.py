@@ -227,7 +227,7 @@ def test_frozen_units_are_one_table_and_are_shown_once(visits: Visits) -> None:
             DataRefused, match=r"2023_4\d is frozen in visits_frozen_2023_10: its rows can no longer change"
         ):
             refused()
-    with pytest.raises(WrongUse, match="visits_frozen_2023_10 is there already"):
+    with pytest.raises(WrongUse, match="the table visits_frozen_2023_10 already exists"):
         visits.act("freeze", "2023_44", into="2023_10")
     assert_rows(visits.pages(), before)
 

@@ -356,10 +356,10 @@ def test_steps_out_of_turn_are_refused(story: Story) -> None:
         isinstance(story.refused[f"{name}"], NotReady)
         for name in ("merge before restore", "record before merge")
     )
-    assert "has moved on since the run before 2024-10-07T08; run step restore" in str(
+    assert "has changed since the run before 2024-10-07T08; run step restore" in str(
         story.refused["merge before restore"]
     )
-    assert "is not that of 2024-10-07T08; run step merge" in str(story.refused["record before merge"])
+    assert "is not the merge of 2024-10-07T08; run step merge" in str(story.refused["record before merge"])
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ def test_another_table_in_its_place_is_refused_and_an_existing_one_adopted(lette
     spark = letters.spark
     write_once(spark, spark.createDataFrame([("A", "0", False)], "id string, value string, is_deleted boolean"),
                letters.target)  # fmt: skip
-    with pytest.raises(WrongUse, match=r"knows no run that wrote them; keep them .* with step adopt"):
+    with pytest.raises(WrongUse, match=r"has no run that wrote them; make them .* with step adopt"):
         letters.run("07")
     letters.run("07", step="adopt")
     with pytest.raises(WrongUse, match=r"has recorded runs in .* and can't be adopted"):
