@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from python_jobs.ingestion.change_data_feed import Parameters, messages
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.kafka import Broker
-from services.processes import free_port
 from tests.support.dbt_project import DbtProject
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -313,17 +313,26 @@ def test_a_batch_published_again_is_recognised_by_its_event_ids(
 def test_what_could_not_be_published_is_published_later(
     captured: Captured, broker: Broker, topic: str
 ) -> None:
-    one_life(captured)
+    captured.create()
     to_topic = {"target": None, "topic": topic, "bootstrap_servers": broker.bootstrap_servers}
     with pytest.raises(NotReady, match="not every topic of nowhere is at"):
         captured.run(**to_topic | {"topic": "nowhere"})
-    # The broker is there at the start and gone when the batch is sent.
-    gone = {"producer": {"bootstrap.servers": f"127.0.0.1:{free_port()}", "max.block.ms": "1000"}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "partition_counts", lambda *_: {})
-        with pytest.raises(JobFailed, match=rf"cannot publish to {topic} at .+ not present in metadata"):
-            captured.run(starting_version=0, **to_topic | gone)
-    captured.run(starting_version=0, **to_topic)
+    impatient = {"delivery.timeout.ms": "2000", "request.timeout.ms": "1000", "max.block.ms": "1000"}
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(captured.run, trigger="1 second", producer=impatient, **to_topic)
+        try:
+            captured.insert(("v1", "home"))
+            eventually(lambda: broker.records(topic), 60)
+            broker.stop()
+            captured.sql("update visits set page = 'about'")
+            with pytest.raises(JobFailed, match=rf"cannot publish to {topic} at {broker.bootstrap_servers}: "):
+                run.result(120)
+        finally:
+            for query in captured.spark.streams.active:
+                query.stop()
+    broker.start()
+    captured.sql("delete from visits")
+    captured.run(**to_topic)
     assert [value["op"] for _, _, value in published(broker, topic)] == ["c", "u", "d"]
 
 
