@@ -268,8 +268,11 @@ def test_a_broker_that_restarts_costs_nothing_but_another_run(
 ) -> None:
     """The program goes on, or ends with a sentence and the next one goes on."""
     source, target = pair
-    main = "import sys; from services import topic_replicator as t; t._COMMIT_SECONDS = 3; "
-    main += "sys.argv[0] = 'topic_replicator'; t.run_program(t.Parameters, t.run)"
+    main = (
+        "import sys; from python_jobs.shared.kafka import replication; replication._COMMIT_SECONDS = 3; "
+        "from python_jobs.ingestion import passthrough_replicator_kafka as t; "
+        "sys.argv[0] = 'topic_replicator'; t.run_program(t.Parameters, t.run)"
+    )
     arguments = command(parameters())[3:]
     program = subprocess.Popen(
         [sys.executable, "-c", main, *arguments], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
