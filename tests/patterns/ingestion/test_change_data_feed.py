@@ -325,7 +325,9 @@ def test_what_could_not_be_published_is_published_later(
             eventually(lambda: broker.records(topic), 60)
             broker.stop()
             captured.sql("update visits set page = 'about'")
-            with pytest.raises(JobFailed, match=rf"cannot publish to {topic} at {broker.bootstrap_servers}: "):
+            with pytest.raises(
+                JobFailed, match=rf"cannot publish to {topic} at {broker.bootstrap_servers}: "
+            ):
                 run.result(120)
         finally:
             for query in captured.spark.streams.active:
