@@ -19,13 +19,8 @@ Cost: one pass over the new records and one commit for each batch. Many small ba
         --topics '[blog.public.users]' --target lakehouse/bronze/bronze_users_changes \\
         --checkpoint lakehouse/checkpoints/bronze_users_changes --trigger "2 seconds"
 
-<<<<<<< HEAD
-The macros of macros/ingestion/change_data_capture.sql compute typed changes from the bronze table. The job reads a
-topic of plain events (visits) in the same way.
-=======
-The macros in macros/ingestion/change_data_capture make typed changes of it. A topic of plain events (visits) is
-read in the same way.
->>>>>>> edebb1a (Change Data Capture's and the Transformation Replicator's macros are folders, a file for each job; a type's SQL has a macro of its own)
+The macros in macros/ingestion/change_data_capture compute typed changes from the bronze table. The job reads a topic of
+plain events (visits) in the same way.
 
 Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
 """
