@@ -37,7 +37,7 @@ from python_jobs.shared.kafka.topics import SOURCE_FAILURES
 from python_jobs.shared.spark.session import spark_session
 
 DEFAULT_TRIGGER = "1 second"
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class Models:
@@ -87,7 +87,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
 
     def wait_for_models() -> None:
         appended.release()
-        while not (built.acquire(timeout=_LOOK_SECONDS) or ended.is_set()):
+        while not (built.acquire(timeout=_POLL_SECONDS) or ended.is_set()):
             pass
 
     continuous = dataclasses.replace(params, trigger=params.trigger or DEFAULT_TRIGGER)
@@ -102,7 +102,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
     try:
         build()  # for commits of an earlier run that died before its models
         while query.isActive:
-            if appended.acquire(timeout=_LOOK_SECONDS):
+            if appended.acquire(timeout=_POLL_SECONDS):
                 build()
                 built.release()
     finally:

@@ -57,7 +57,7 @@ from python_jobs.shared.files.manifests import (
 PART_BYTES = 64 << 20
 """Size of a part in bytes; a file of one part is sent in one request."""
 _MOST_PARTS = 10_000  # S3's limit
-_THERE_ALREADY = ("PreconditionFailed", "ConditionalRequestConflict")
+_ALREADY_EXISTS = ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
             **lock,
         )
     except ClientError as failure:
-        if failure.response["Error"]["Code"] in _THERE_ALREADY:
+        if failure.response["Error"]["Code"] in _ALREADY_EXISTS:
             raise taken(version, params.dataset) from None
         raise
     return manifest

@@ -174,7 +174,7 @@ class Folder(HadoopFolder):
                 files[path] = File(path, status.getLen(), status.getModificationTime())
         return Listing(files, frozenset(folders))
 
-    def look_at(self, path: str) -> File | None:
+    def current(self, path: str) -> File | None:
         """Return the current size and time of a file; None if it is absent."""
         if not self.exists(path):
             return None
@@ -390,12 +390,12 @@ def _copy(source: Folder, target: Folder, file: File) -> int:
         try:
             size, checksum = target.write(staged, source.open(file.path))
         except Py4JJavaError as failure:
-            if source.look_at(file.path) is None:
+            if source.current(file.path) is None:
                 raise JobFailed(
                     f"{file.path} was deleted from {source.given} while it was copied; run again"
                 ) from failure
             raise
-        now = source.look_at(file.path)
+        now = source.current(file.path)
         if now == file and size == file.size:
             break
         if now is None:
