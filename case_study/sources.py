@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from python_jobs.ingestion.incremental_loader import Landing, LandingFile, read_lines
+from python_jobs.ingestion.incremental_loader import Landing, LandingFile
 from python_jobs.shared.core.failures import DataRefused
+from python_jobs.shared.files.file_sets import read_lines, url_path
 from services.debezium import running_debezium
 from services.kafka import Broker, Record, running_broker
 from services.postgres import Database, running_postgres
@@ -103,7 +105,9 @@ def visit_records(spark: SparkSession, files: Sequence[LandingFile]) -> Iterator
         DataRefused: a file is in no ``date=`` folder, so it has no landing hour.
     """
     landed = {file.url_path: int(landing_hour(file).timestamp() * 1000) for file in files}
-    lines = read_lines(spark, files).selectExpr("cast(payload as binary) as line", "url_path")
+    lines = read_lines(spark, files).select(
+        F.col("value").cast("binary").alias("line"), url_path().alias("url_path")
+    )
     for number, row in enumerate(lines.toLocalIterator()):
         yield Record(bytes(row.line), partition=number % _VISITS_PARTITIONS, timestamp=landed[row.url_path])
 
@@ -190,7 +194,7 @@ def user_changes(spark: SparkSession, landing: Path) -> list[dict[str, Any]]:
     """
     lines = read_lines(spark, landing_files(spark, landing, "user_changes"))
     changes = (
-        _change(bytes(row.line)) for row in lines.selectExpr("cast(payload as binary) as line").collect()
+        _change(bytes(row.line)) for row in lines.selectExpr("cast(value as binary) as line").collect()
     )
     return sorted(
         (change for change in changes if change is not None),

@@ -173,9 +173,9 @@ inner join current_loads
 
 {% macro _watermark(column, has_own_watermark) %}
     {#- The watermark of the target; none if the target is absent, rebuilt, or empty without a watermark property. -#}
-    {%- set name = column.split('.')[-1] -%}
+    {%- set name = modules.re.findall('(?:^|[.])(`(?:[^`]|``)+`|\\w+)$', column) | first -%}
     {%- do lakehouse_patterns.require(
-        modules.re.fullmatch('`?\\w+`?', name),
+        name,
         "'" ~ column ~ "' is an expression: name the target's column that holds it as watermark_column"
     ) -%}
     {%- if not execute or this is not defined or not lakehouse_patterns.is_incremental() -%}

@@ -50,6 +50,8 @@ select
     extract.plan,
     coalesce(
         try_to_timestamp(extract.updated_at),
-        timestamp_micros(unix_micros(extracted_at) + load_id % 1000 - 1)
+        timestamp_micros(
+            unix_micros(extracted_at) + load_id % if(load_id < 1000000000000000, 1000, 1000000) - 1
+        )
     ) as updated_at
 from unique_users

@@ -24,7 +24,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -41,6 +40,8 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table
+from python_jobs.shared.files.file_sets import list_files, read_lines
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -52,7 +53,7 @@ class Parameters(TriggerParameters):
     """Wrap each record in a JSON envelope with the unmodified record and the context of its processing."""
 
     source: str
-    """Delta table of records, by path or catalog name; with source_format files, the path of the files."""
+    """Delta table of records, by path or catalog name; with source_format files, a file or folder, with sub-folders."""
     target: str
     """Delta table of envelopes, by path or catalog name; created if absent."""
     job_version: str
@@ -152,14 +153,10 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
 
 def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     batch_version = given(parameters.batch_version, "batch_version")
-    # By default Spark also ends a line at a carriage return, but the record must keep it.
-    reader = spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n")
-    try:
-        lines = reader.text(parameters.source)
-    except AnalysisException as failure:
-        if "PATH_NOT_FOUND" in str(failure):
-            raise NotReady(f"there is no file at {parameters.source}") from None
-        raise
+    files = list_files(HadoopFolder(spark, parameters.source))
+    if not files:
+        raise NotReady(f"there is no file at {parameters.source}")
+    lines = read_lines(spark, files).select("value")
     envelopes = wrap(lines, "value", parameters.job_version, batch_version)
     # Each batch has another txnAppId: with a common one, Delta would silently skip each version below the newest.
     transaction = (f"{APP_ID}/{batch_version}", 0)

@@ -12,7 +12,11 @@ Guarantee: for every batch, records read = valid + dead-lettered; the target's c
 (``accounting``). The two tables are two Delta commits, first the dead letters. Each commit has the batch's
 transaction id, so a batch that is retried, after an error or a kill between the two commits, adds no row
 twice to either table. A failed dead-letter write fails the batch. The share of bad records is checked before
-the batch writes anything.
+the batch writes anything, over the newest batches of this run and of earlier runs.
+
+A value that isn't of its field's type (``"soon"`` in an integer field) is NULL in the target and counted by field, in
+the report and in ``accounting``; ``--max_unreadable_share`` limits the share of such records, ``--on_unreadable
+dead_letter`` dead-letters them.
 
 With ``--poison_attempts`` the job searches a batch that fails again and again for the records that make it fail, by an
 exception or by the death of the process (:mod:`.poison_pills`). It dead-letters these records as ``POISON_PILL`` with
@@ -38,10 +42,10 @@ Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -72,9 +76,17 @@ from python_jobs.shared.records.dead_letters import (
     DeadLetterStream,
     valid_records,
 )
-from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.shared.records.json_records import (
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    UNREADABLE,
+    load_schema,
+    parse_records,
+)
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
+
+_KEPT_ACCOUNTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +107,18 @@ class Parameters(DeadLetterStream):
     """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
     require: list[str] = field(default_factory=list)
     """Fields or derived columns that must not be NULL; a record without them is dead-lettered."""
+    rename: dict[str, str] = field(default_factory=dict)
+    """Column names of fields, --rename.FIELD COLUMN, such as for a field named like a column of the source."""
+    on_unreadable: Literal["count", "dead_letter"] = "count"
+    """A value that isn't of its field's type is a NULL that is counted, or makes the record a dead letter."""
+    max_unreadable_share: float | None = None
+    """Stop with exit code 3 when a larger share of the records has such a value; by default never."""
     partition_by: list[str] = field(default_factory=list)
     """Partition columns of the target."""
     max_bad_share: float | None = None
     """Largest allowed share of bad records (0.1 = 10 %); a larger share gives exit code 3. By default no limit."""
     min_records: int = 100
-    """Number of records from which the share is checked; smaller batches are checked with the batches before them."""
+    """Fewest records for these checks; smaller batches are judged with the ones before, of earlier runs as well."""
     sink_attempts: int = 3
     """Attempts of a write that fails for a transient reason."""
     poison_attempts: int | None = None
@@ -115,8 +133,10 @@ class Parameters(DeadLetterStream):
         super().__post_init__()
         if len({self.source, self.target, self.dead_letter}) < 3:
             raise WrongUse("source, target and dead_letter must be three tables")
-        if self.max_bad_share is not None and not 0 <= self.max_bad_share <= 1:
-            raise WrongUse(f"max_bad_share is {self.max_bad_share}; it is a share between 0 and 1")
+        shares = {"max_bad_share": self.max_bad_share, "max_unreadable_share": self.max_unreadable_share}
+        for name, share in shares.items():
+            if share is not None and not 0 <= share <= 1:
+                raise WrongUse(f"{name} is {share}; it is a share between 0 and 1")
         require_at_least(
             1,
             min_records=self.min_records,
@@ -134,6 +154,10 @@ class BatchAccount:
     read: int
     dead: int
     error_classes: dict[str, int]
+    unreadable: int = 0
+    """Valid records with a value that isn't of its field's type."""
+    unreadable_fields: dict[str, int] = field(default_factory=dict)
+    """Such values by field."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the account as the target's commits contain it."""
@@ -143,28 +167,46 @@ class BatchAccount:
             "valid": self.read - self.dead,
             "dead": self.dead,
             "error_classes": self.error_classes,
+            "unreadable": self.unreadable,
+            "unreadable_fields": self.unreadable_fields,
         }
 
 
-def bad_share(accounts: Iterable[BatchAccount], min_records: int) -> float | None:
-    """Return the share of bad records over the newest batches with together ``min_records``, None for fewer records.
+def bad_share(accounts: Iterable[BatchAccount], min_records: int, what: str = "dead") -> float | None:
+    """Return the share of bad records over the newest batches that make ``min_records``, None below that.
 
-    ``accounts`` are in the order of their batches.
+    ``accounts`` are in the order of their batches; ``what`` is the count that is judged, dead or unreadable.
     """
-    read = dead = 0
+    read = bad = 0
     for account in reversed(list(accounts)):
         read += account.read
-        dead += account.dead
+        bad += getattr(account, what)
         if read >= min_records:
-            return dead / read
+            return bad / read
     return None
 
 
-def accounting(spark: SparkSession, target: str) -> list[dict[str, Any]]:
-    """Return the account of every batch in the target's history, oldest first."""
-    commits = delta_table(spark, target).history().orderBy("version").collect()
+def accounting(spark: SparkSession, target: str, newest: int | None = None) -> list[dict[str, Any]]:
+    """Return the account of every batch that the target's history knows, or its newest commits, oldest first."""
+    commits = delta_table(spark, target).history(newest).orderBy("version").collect()
     accounts = (commit_note(commit["userMetadata"]) for commit in commits)
     return [account for account in accounts if "batch_id" in account]
+
+
+def earlier_accounts(spark: SparkSession, target: str) -> list[BatchAccount]:
+    """Return the accounts among the target's newest commits, on which the first batches of a run are judged, too."""
+    return [
+        BatchAccount(
+            account["batch_id"],
+            account["read"],
+            account["dead"],
+            account["error_classes"],
+            account.get("unreadable", 0),
+            account.get("unreadable_fields", {}),
+        )
+        for account in accounting(spark, target, _KEPT_ACCOUNTS)
+        if "dead" in account
+    ]
 
 
 class BatchWriter(BatchFunction):
@@ -174,6 +216,7 @@ class BatchWriter(BatchFunction):
         parse: Function from source records to the rows of :func:`parse_records`.
         writer_id: Delta ``txnAppId`` of this checkpoint.
         cases: File of the failed attempts; needed only with ``poison_attempts``.
+        earlier: Accounts of earlier runs, which the checks of shares include.
     """
 
     def __init__(
@@ -182,6 +225,7 @@ class BatchWriter(BatchFunction):
         parse: Callable[[DataFrame], DataFrame],
         writer_id: str,
         cases: CaseFile | None = None,
+        earlier: Iterable[BatchAccount] = (),
     ) -> None:
         self.params = params
         self.parse = parse
@@ -189,16 +233,18 @@ class BatchWriter(BatchFunction):
         self.cases = cases
         # A large batch's write may take any time; its transaction id makes it idempotent.
         self._retrier = Retrier(RetryPolicy(attempts=params.sink_attempts, total_seconds=math.inf))
-        # Only the batches that the report and the bad-share check need: a continuous job runs for months.
-        self.accounts: deque[BatchAccount] = deque(maxlen=100)
+        # Only what the report and the bad-share check look back on: a continuous job runs for months.
+        self.accounts: deque[BatchAccount] = deque(maxlen=_KEPT_ACCOUNTS)
+        self._judged: deque[BatchAccount] = deque(earlier, maxlen=_KEPT_ACCOUNTS)
         self.read = self.dead = 0
+        self.unreadable_fields: Counter[str] = Counter()
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Process one batch of source records."""
         case = self._poison(rows, batch_id)
         with evaluated_once(self.parse(_without(rows, case))) as parsed:
             record = [named_column(name) for name in rows.columns]
-            judged = parsed.select(*record, ERROR_CLASS, ERROR_MESSAGE)
+            judged = parsed.select(*record, UNREADABLE, ERROR_CLASS, ERROR_MESSAGE)
             if case.pills:
                 judged = judged.unionByName(_pill_rows(rows, case))
             self._publish(parsed, judged, rows.columns, batch_id)
@@ -239,20 +285,49 @@ class BatchWriter(BatchFunction):
         valid = valid_records(parsed)
         self._retrier.call(lambda _: append(valid, params.target, options), idempotent=True)
         self.accounts.append(account)
+        self._judged.append(account)
         self.read += account.read
         self.dead += account.dead
+        self.unreadable_fields.update(account.unreadable_fields)
 
     def refuse_bad_batch(self, account: BatchAccount) -> None:
-        """Raise DataRefused if the share of bad records, this batch included, is above ``max_bad_share``."""
+        """Raise DataRefused if a share of bad records, this batch included, is above its limit.
+
+        A batch without such a record passes, whatever came before it.
+        """
         params = self.params
-        share = bad_share([*self.accounts, account], params.min_records)
-        if params.max_bad_share is not None and share is not None and exceeds(share, params.max_bad_share):
-            raise DataRefused(
-                f"alert: batch {account.batch_id} has {account.dead} bad records of {account.read}: "
-                f"{share:.1%} of the latest records, {params.max_bad_share:.1%} allowed; "
-                "nothing of it was published; fix the cause, or run once with a higher --max_bad_share, "
-                "which makes the bad records dead letters"
-            )
+        for what, limit in (("dead", params.max_bad_share), ("unreadable", params.max_unreadable_share)):
+            count = getattr(account, what)
+            if limit is None or not count:
+                continue
+            share = bad_share([*self._evidence(what, limit), account], params.min_records, what)
+            if share is not None and exceeds(share, limit):
+                kind, option, then = _JUDGED[what]
+                fields = f" ({_counted(account.unreadable_fields)})" if what == "unreadable" else ""
+                raise DataRefused(
+                    f"alert: batch {account.batch_id} has {count} {kind} of {account.read}{fields}: "
+                    f"{share:.1%} of the latest records, {limit:.1%} allowed; nothing of it was published; "
+                    f"fix the cause, or run once with a higher --{option}, {then}"
+                )
+
+    def _evidence(self, what: str, limit: float) -> list[BatchAccount]:
+        """Return the batches before; without large ones above the limit, which somebody let pass on purpose."""
+        fewest = self.params.min_records
+        return [one for one in self._judged if one.read < fewest or getattr(one, what) <= limit * one.read]
+
+
+_JUDGED = {
+    "dead": ("bad records", "max_bad_share", "which makes the bad records dead letters"),
+    "unreadable": (
+        "records with an unreadable value",
+        "max_unreadable_share",
+        "which makes these values NULL",
+    ),
+}
+
+
+def _counted(fields: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in fields.items())
 
 
 def _record_hash(rows: DataFrame) -> Column:
@@ -269,15 +344,27 @@ def _pill_rows(rows: DataFrame, case: Case) -> DataFrame:
     """Return the poison pills with their error."""
     return rows.where(_record_hash(rows).isin(*case.pills)).select(
         "*",
+        F.array().cast("array<string>").alias(UNREADABLE),
         F.lit(POISON_PILL).alias(ERROR_CLASS),
         F.lit(f"the record ends the task that processes it: {case.reason}").alias(ERROR_MESSAGE),
     )
 
 
 def _count(judged: DataFrame, batch_id: int) -> BatchAccount:
-    counts = {row[ERROR_CLASS]: row["count"] for row in judged.groupBy(ERROR_CLASS).count().collect()}
+    """Count a batch in one pass: records by error class, and in the valid ones unreadable values by field."""
+    groups = judged.groupBy(ERROR_CLASS, UNREADABLE).count().collect()
+    counts: Counter[str | None] = Counter()
+    fields: Counter[str] = Counter()
+    unreadable = 0
+    for row in groups:
+        counts[row[ERROR_CLASS]] += row["count"]
+        if row[ERROR_CLASS] is None and row[UNREADABLE]:
+            unreadable += row["count"]
+            fields.update(dict.fromkeys(row[UNREADABLE], row["count"]))
     errors = {name: count for name, count in sorted(counts.items(), key=str) if name is not None}
-    return BatchAccount(batch_id, sum(counts.values()), sum(errors.values()), errors)
+    return BatchAccount(
+        batch_id, counts.total(), sum(errors.values()), errors, unreadable, dict(sorted(fields.items()))
+    )
 
 
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, BatchWriter]:
@@ -291,7 +378,15 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
     schema = load_schema(params.schema)
 
     def parse(records: DataFrame) -> DataFrame:
-        return parse_records(records, schema, params.payload_column, params.derive, params.require)
+        return parse_records(
+            records,
+            schema,
+            params.payload_column,
+            params.derive,
+            params.require,
+            params.rename,
+            params.on_unreadable == "dead_letter",
+        )
 
     parsed = parse(empty)
     missing = [name for name in params.partition_by if name not in parsed.columns]
@@ -303,7 +398,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
     declared = params.stream("dead_letter", params.source, params.checkpoint, {"target": params.target})
     writer_id = declared.claim(spark)
     cases = None if params.poison_attempts is None else CaseFile(PointedDataset(spark, params.checkpoint))
-    writer = BatchWriter(params, parse, writer_id, cases)
+    writer = BatchWriter(params, parse, writer_id, cases, earlier_accounts(spark, params.target))
     return declared.start(spark, writer), writer
 
 
@@ -321,6 +416,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         "valid": writer.read - writer.dead,
         "dead": writer.dead,
         "bad_share": round(writer.dead / writer.read, 6) if writer.read else 0.0,
+        "unreadable_fields": dict(sorted(writer.unreadable_fields.items())),
         "batches": [account.as_dict() for account in writer.accounts],
         "target": {"table": params.target, "version": latest_version(spark, params.target)},
         "dead_letter": {"table": params.dead_letter, "version": latest_version(spark, params.dead_letter)},

@@ -27,7 +27,7 @@ Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -46,7 +46,13 @@ from python_jobs.shared.records.dead_letters import (
     REPLAYED,
     WAS_DEAD_LETTERED,
 )
-from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, load_schema, parse_records
+from python_jobs.shared.records.json_records import (
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    UNREADABLE,
+    load_schema,
+    parse_records,
+)
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column, named_columns, timestamp_literal
 
@@ -69,6 +75,10 @@ class Parameters(ProcessingTimeParameters):
     """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
     require: list[str] = field(default_factory=list)
     """Fields or derived columns that must not be NULL."""
+    rename: dict[str, str] = field(default_factory=dict)
+    """Column names of fields, --rename.FIELD COLUMN, as the dead_letter job has them."""
+    on_unreadable: Literal["count", "dead_letter"] = "count"
+    """Whether a value that isn't of its field's type fails a record again, or is a NULL."""
     publish_partitions: bool = False
     """Write into the touched partitions, whose consumers must then run again; by default only report them."""
     where: str | None = None
@@ -102,7 +112,7 @@ def replay_rows(parsed: DataFrame, job_name: str, job_version: str, now: str) ->
         parsed.where(F.col(ERROR_CLASS).isNull())
         .withColumn(WAS_DEAD_LETTERED, F.lit(True))
         .withColumn(REPLAY, replay.cast(REPLAY_TYPE))
-        .drop(_LETTER, ERROR_CLASS, ERROR_MESSAGE)
+        .drop(_LETTER, UNREADABLE, ERROR_CLASS, ERROR_MESSAGE)
     )
 
 
@@ -144,6 +154,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         params.payload_column,
         params.derive,
         params.require,
+        params.rename,
+        params.on_unreadable == "dead_letter",
     )
     with evaluated_once(judged) as parsed:
         rows = replay_rows(parsed, params.job_name, params.job_version, now)

@@ -17,7 +17,9 @@ local or mounted file system. Of two runs on one folder, the second is refused.
 Not guaranteed on plain files: after a crash between the two renames the slice is absent until the next run, which
 restores it first. A query that reads during the swap fails because its files are gone.
 
-A source without any file does not count as empty: it is refused (exit code 4), and nothing is cleared.
+A source without any file does not count as empty: it is refused (exit code 4), and nothing is cleared. Files without a
+record are refused (exit code 3) unless ``--allow_empty_source true`` is set. A record that doesn't fit the schema
+exactly (:mod:`python_jobs.shared.files.sources`) refuses the run.
 
 Cost: replacing a partition reads no data file, because the log has the names of its files. Any other condition rewrites
 each file that also has other rows. ``--min_rows`` above 0 runs the query twice. Replaced files stay on disk until
@@ -57,7 +59,8 @@ from python_jobs.shared.delta.overwrite import (
     partition_condition,
 )
 from python_jobs.shared.delta.tables import read_table
-from python_jobs.shared.files.sources import read_files, source_identity
+from python_jobs.shared.files.sources import read_files, require_records, source_files, source_identity
+from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.queries import query_text, require_rows, user_query
 from python_jobs.shared.spark.sql_text import named_column
@@ -74,7 +77,7 @@ class Parameters:
     """Replace a table, a partition or the rows that match a condition by the rows of a query."""
 
     source: str
-    """Delta table, by path or catalog name; or file or folder. The source may be the target."""
+    """Delta table, by path or catalog name; or file, or folder with its sub-folders. The source may be the target."""
     target: str
     """Delta table, by path or catalog name, created if absent; or folder of plain files."""
     format: Literal["delta", "json", "csv"] = "delta"
@@ -83,6 +86,10 @@ class Parameters:
     """Columns of json and csv as in SQL: id int, name string."""
     delimiter: str = ","
     """Character between the columns of csv."""
+    null_marker: str = ""
+    """Text of a csv field that is NULL, such as NULL or \\N; an empty field is always NULL."""
+    allow_empty_source: bool = False
+    """Whether files without a record may clear the slice."""
     query: str = "select * from {source}"
     """SQL of the new rows, as text or .sql file; it may also read {target}."""
     target_format: Literal["delta", "parquet", "json", "csv", "text"] = "delta"
@@ -92,7 +99,7 @@ class Parameters:
     where: str | None = None
     """SQL condition of the rows to replace. Without partition and where the whole table is replaced."""
     min_rows: int = 0
-    """Minimum number of rows; fewer rows are refused. With 0 an empty source clears the slice."""
+    """Minimum number of rows of the query; fewer rows are refused. With 0 a query without rows clears the slice."""
 
     def __post_init__(self) -> None:
         if self.partition is not None and self.where is not None:
@@ -212,7 +219,8 @@ def inside(rows: DataFrame, partition: Mapping[str, str]) -> DataFrame:
     if absent:
         raise WrongUse(f"the rows have no column {', '.join(absent)}; they have {', '.join(rows.columns)}")
     for column, value in partition.items():
-        belongs = named_column(column).cast("string").eqNullSafe(value)
+        type_ = rows.schema[column].dataType
+        belongs = named_column(column) == F.lit(value).try_cast(type_)
         rows = rows.where(F.when(belongs, True).otherwise(F.raise_error(F.lit(_OUTSIDE))))
     return rows.drop(*partition)
 
@@ -258,15 +266,16 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 def new_rows(spark: SparkSession, params: Parameters) -> tuple[DataFrame, str | None]:
     """Return the rows of the query, and the identity of the source's files (None for a Delta table)."""
-    if params.format == "delta":
-        source, identity = read_table(spark, params.source), None
-    else:
-        identity = source_identity(spark, params)
-        source = read_files(spark, params)
+    files = [] if params.format == "delta" else source_files(spark, params)
+    source = read_files(spark, params, files) if files else read_table(spark, params.source)
     tables: dict[str, Any] = {"source": source}
     if "{target}" in params.text:
         tables["target"] = _current_rows(spark, params)
-    return user_query(spark, params.text, **tables), identity
+    rows = user_query(spark, params.text, **tables)
+    if not files:
+        return rows, None
+    require_records(source, files, params.source, params.allow_empty_source)
+    return rows, source_identity(params, files)
 
 
 def _current_rows(spark: SparkSession, params: Parameters) -> DataFrame:
@@ -274,7 +283,7 @@ def _current_rows(spark: SparkSession, params: Parameters) -> DataFrame:
         return read_table(spark, params.target)
     if not Path(params.target).is_dir():
         raise NotReady(f"there is no folder {params.target}, which the query reads")
-    return spark.read.format(params.target_format).load(absolute(params.target))
+    return spark.read.format(params.target_format).load(literal_path(absolute(params.target)))
 
 
 if __name__ == "__main__":

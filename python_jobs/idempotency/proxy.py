@@ -41,6 +41,7 @@ from pyspark.sql import DataFrame, SparkSession
 from python_jobs.shared.core.failures import NotReady, WrongUse, given, present, require_at_least
 from python_jobs.shared.delta.commits import commit_note, commits, find_commit, write_once
 from python_jobs.shared.delta.tables import deleted_file_retention, retention_properties, table_exists
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED
 from python_jobs.shared.files.manifests import (
     ListedFile,
     Manifest,
@@ -50,6 +51,7 @@ from python_jobs.shared.files.manifests import (
     version_of,
 )
 from python_jobs.shared.files.pointers import PointedDataset
+from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.queries import require_rows, user_query
 from python_jobs.shared.spark.sql_text import properties_list, table_name
@@ -160,7 +162,8 @@ def exposed_files(spark: SparkSession, target: str) -> list[str]:
 
 def read_exposed(spark: SparkSession, target: str, file_format: str = "parquet") -> DataFrame:
     """Return the rows of the files that the manifest lists; raises like :func:`exposed_files`."""
-    return spark.read.format(file_format).load(exposed_files(spark, target))
+    paths = [literal_path(path) for path in exposed_files(spark, target)]
+    return spark.read.options(**NO_FILE_SKIPPED).format(file_format).load(paths)
 
 
 def _listed(dataset: PointedDataset, version: str) -> Manifest:

@@ -57,7 +57,9 @@ from python_jobs.shared.delta.tables import (
     read_table,
     table_size,
 )
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED
 from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_folder
+from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import executed_plan
 from python_jobs.shared.spark.session import settings
@@ -425,15 +427,17 @@ def _rewrite(
     for file in files:
         by_folder[_folder(file.path)].append(file)
     for folder, group in by_folder.items():
-        paths = [_literal_path(f"{dataset.folder(version)}/{file.path}") for file in group]
+        paths = [literal_path(f"{dataset.folder(version)}/{file.path}") for file in group]
         count = max(1, math.ceil(sum(file.size for file in group) / parameters.target_bytes))
         target = f"{dataset.folder(staged)}/{folder}"
         if parameters.format == "parquet":
             # Without mergeSchema one file's columns would decide, and those of the others be lost.
-            spark.read.option("mergeSchema", "true").parquet(*paths).coalesce(count).write.parquet(target)
+            spark.read.options(**NO_FILE_SKIPPED, mergeSchema="true").parquet(*paths).coalesce(
+                count
+            ).write.parquet(target)
         else:
             packed = all(file.path.endswith(".gz") for file in group)
-            lines = spark.read.option("lineSep", "\n").text(paths).coalesce(count)
+            lines = spark.read.options(**NO_FILE_SKIPPED, lineSep="\n").text(paths).coalesce(count)
             lines.write.option("compression", "gzip" if packed else "none").text(target)
 
 
@@ -441,10 +445,11 @@ def _raw_state(spark: SparkSession, parameters: Parameters, dataset: PointedData
     files = dataset.files(version)
     rows = None
     if parameters.measure_reads:
-        reader = spark.read.option("mergeSchema", "true").format(parameters.format)
-        rows = reader.load(dataset.folder(version))
+        reader = spark.read.options(**NO_FILE_SKIPPED, mergeSchema="true").format(parameters.format)
+        rows = reader.load(literal_path(dataset.folder(version)))
     size = sum(file.size for file in files)
-    return _state(len(files), size, lambda: lambda: spark.read.text(dataset.folder(version)), rows)
+    folder = literal_path(dataset.folder(version))
+    return _state(len(files), size, lambda: lambda: spark.read.text(folder), rows)
 
 
 def _clean_raw(
@@ -489,11 +494,6 @@ def _staged_at(version: str) -> dt.datetime | None:
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _literal_path(path: str) -> str:
-    """Return a path whose special characters Spark doesn't take for a pattern."""
-    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ as it was; run it again, nothing needs cleaning.
 - **Rerun**: files that have not changed since the version was loaded are not read again, and what is exposed
   already is not exposed again.
 
-Files are read with the explicit schema that is passed, and fail the load at the first record that doesn't fit
-it: Spark's default would make NULLs of it. A PostgreSQL table is read over one connection, as of one moment.
+Files are read with the explicit schema that is passed, and fail the load at the first record that doesn't fit it
+exactly (:mod:`python_jobs.shared.files.sources`): Spark's readers would make NULLs of some, round others and drop what
+stands behind the first object of a line. A PostgreSQL table is read over one connection, as of one moment.
 
 Cost: the dataset is written twice, and what was loaded is read twice more, the first time its key columns only. Nothing
 is collected to the driver.
@@ -47,6 +48,7 @@ from python_jobs.shared.files.readiness_names import UPKEEP
 from python_jobs.shared.files.sources import (
     parse_schema,
     read_files,
+    source_files,
     source_identity,
     with_schema,
 )
@@ -65,7 +67,7 @@ class Parameters:
     """Load a complete dataset beside the public table, check it, and expose it in one commit."""
 
     source: str
-    """File or folder; or jdbc:postgresql://host:port/database."""
+    """File, or folder with its sub-folders, as its name is written; or jdbc:postgresql://host:port/database."""
     target: str
     """Public Delta table, by path or catalog name. Versions are <target>_<yyyymmdd>."""
     version: str
@@ -78,6 +80,8 @@ class Parameters:
     """Columns of which no two rows may have the same values, nor a NULL."""
     delimiter: str = ","
     """Between the columns of csv."""
+    null_marker: str = ""
+    """Text of a csv field that is NULL, such as NULL or \\N; an empty field is NULL in any case."""
     table: str | None = None
     """What to read of PostgreSQL: a table, a view or (query) as name."""
     user: str | None = None
@@ -170,7 +174,8 @@ def findings(rows: DataFrame, key: Sequence[str], not_null: Sequence[str]) -> Da
 
 def load(spark: SparkSession, parameters: Parameters) -> Loaded:
     """Write the dataset to the version's table in one commit, unless its files are there already."""
-    identity = source_identity(spark, parameters)
+    files = [] if parameters.format == "postgres" else source_files(spark, parameters)
+    identity = source_identity(parameters, files) if files else None
     if identity is not None and table_exists(spark, parameters.version_table):
         last = latest_commit(spark, parameters.version_table)
         if _note_of(last).get("source") == identity:
@@ -178,7 +183,7 @@ def load(spark: SparkSession, parameters: Parameters) -> Loaded:
     snapshot = one_snapshot(spark, parameters.access) if parameters.format == "postgres" else nullcontext()
     with snapshot as database:
         if database is None:
-            rows = read_files(spark, parameters)
+            rows = read_files(spark, parameters, files)
         else:
             rows = with_schema(
                 database.read(given(parameters.table, "table")), parse_schema(parameters.schema)

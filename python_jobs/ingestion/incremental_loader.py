@@ -6,8 +6,9 @@ and a retry, a backfill or a second run at the same time must add nothing twice.
 Guarantee: a run is one commit on the bronze table, which only grows. A file is known by its path relative to
 the source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
 ``load_id``, so that the highest ``load_id`` of a file is its present content. ``load_id`` is the ordinal of
-the landing partition (yyyymmddhh) * 1000 + the how-manieth load of that partition: it doesn't depend on the
-order in which hours are loaded. The commit carries a transaction number, for which two runs at once compete:
+the landing partition (yyyymmddhh) * 1000 + the load's number within the partition (from the thousandth load on,
+ordinal * 1,000,000 + number): it doesn't depend on the order in which hours are loaded. The commit carries a
+transaction number, for which two runs at once compete:
 the loser looks again at what is there and loads what is left.
 
 A second table, ``<target>_files``, is the ledger of files, empty ones included. It is written after bronze in
@@ -27,7 +28,7 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
@@ -47,13 +48,15 @@ from python_jobs.shared.delta.commits import (
     write_once,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
+from python_jobs.shared.files.file_sets import SourceFile, list_files, read_lines, url_path
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.sql_text import date_literal
 
 APP_ID = "lakehouse_patterns.incremental_loader"
 FORMAT_VERSION = 1
-LOADS_PER_PARTITION = 1000
+FIRST_LOADS = 1000
+LOADS_PER_PARTITION = 1_000_000
 
 _COMMIT_ATTEMPTS = 5
 _GRAINS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
@@ -129,19 +132,8 @@ class Parameters(ProcessingTimeParameters):
 
 
 @dataclass(frozen=True)
-class LandingFile:
-    """One file as the listing saw it. Content that changes later has another identity and is loaded again."""
-
-    file_path: str
-    """Relative to the source."""
-    path: str
-    """As Hadoop names it."""
-    url_path: str
-    """As Spark's ``_metadata.file_path`` spells it, without scheme and host."""
-    size: int
-    """Bytes."""
-    modified_at: int
-    """Milliseconds since 1970."""
+class LandingFile(SourceFile):
+    """A file of the landing folder, with the partition that it lies in."""
 
     @property
     def partition(self) -> dict[str, Any]:
@@ -218,6 +210,7 @@ class Landing:
 
     def __init__(self, spark: SparkSession, source: str) -> None:
         self._folder = HadoopFolder(spark, source)
+        self._hours: dict[str, list[str]] = {}
         if not self.has_folder(""):
             raise WrongUse(f"there is no source folder {source}")
 
@@ -229,29 +222,20 @@ class Landing:
         )
 
     def files(self, folders: Sequence[str]) -> list[LandingFile]:
-        """List the files under the folders, in order, without hidden and temporary names (Spark's rule)."""
-        prefix = self._folder.root.toString().rstrip("/") + "/"
-        return sorted(
-            (file for folder in folders for file in self._walk(self._folder.path(folder), prefix)),
-            key=lambda file: file.file_path,
-        )
+        """List the files under the folders, in order; see :mod:`python_jobs.shared.files.file_sets`."""
+        return [LandingFile(**asdict(file)) for file in list_files(self._folder, folders)]
 
-    def _walk(self, folder: Any, prefix: str) -> Iterator[LandingFile]:
-        for status in self._folder.file_system.listStatus(folder):
-            path = status.getPath()
-            if path.getName().startswith((".", "_")) or path.getName().endswith("._COPYING_"):
-                continue
-            if status.isDirectory():
-                yield from self._walk(path, prefix)
-            else:
-                name = path.toString()
-                yield LandingFile(
-                    file_path=name.removeprefix(prefix),
-                    path=name,
-                    url_path=path.toUri().getRawPath(),
-                    size=status.getLen(),
-                    modified_at=status.getModificationTime(),
-                )
+    def partition_folders(self, start: dt.datetime, grain: str) -> list[str]:
+        """Return the folders of the landing partition that starts then; ``hour=9`` is the hour of ``hour=09``."""
+        day = f"date={start:%Y-%m-%d}"
+        if grain == "day":
+            return [day] if self.has_folder(day) else []
+        if day not in self._hours:
+            names = [
+                status.getPath().getName() for status in self._folder.statuses(day) if status.isDirectory()
+            ]
+            self._hours[day] = sorted(name for name in names if re.fullmatch(r"hour=[0-9]{1,2}", name))
+        return [f"{day}/{name}" for name in self._hours[day] if int(name.partition("=")[2]) == start.hour]
 
 
 def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
@@ -263,12 +247,15 @@ def window_folders(landing: Landing, parameters: Parameters) -> list[str]:
     window, grain = parameters.window, parameters.grain
     if window is None:
         return [""]
-    folders = [partition_folder(part.start, grain) for part in window.split(grain)]
-    for folder in folders:
-        if not landing.has_folder(folder):
-            raise NotReady(f"partition {folder} of {parameters.source} has not arrived; nothing was loaded")
+    folders: list[str] = []
+    for part in window.split(grain):
+        found = landing.partition_folders(part.start, grain)
+        if not found:
+            absent = partition_folder(part.start, grain)
+            raise NotReady(f"partition {absent} of {parameters.source} has not arrived; nothing was loaded")
+        folders += found
     following = partition_folder(window.end, grain)
-    if parameters.require_next_partition and not landing.has_folder(following):
+    if parameters.require_next_partition and not landing.partition_folders(window.end, grain):
         raise NotReady(
             f"{folders[-1]} of {parameters.source} may still grow: {following} has not arrived; none loaded"
         )
@@ -314,7 +301,9 @@ def _newest_by_file(ledger: DataFrame, window: Interval | None) -> DataFrame:
     file_path = F.col("file_path")
     if window is not None:
         first, end = (_ordinal(bound.date(), bound.hour) for bound in (window.start, window.end))
-        of_window = F.col("load_id").between(first * LOADS_PER_PARTITION, end * LOADS_PER_PARTITION - 1)
+        of_window = F.lit(False)
+        for loads in (FIRST_LOADS, LOADS_PER_PARTITION):
+            of_window |= F.col("load_id").between(first * loads, end * loads - 1)
         file_path = F.when(of_window, file_path)
     return ledger.groupBy(file_path.alias("file_path")).agg(
         F.max_by("file_size", "load_id").alias("file_size"),
@@ -373,27 +362,6 @@ def files_frame(spark: SparkSession, load_ids: Mapping[LandingFile, int], ingest
     )
 
 
-def read_lines(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
-    r"""Return each physical line as ``payload`` with its file's ``url_path``.
-
-    Only ``\n`` ends a line: a ``\r`` before it is content. Names ending in .gz are unpacked; gzip under
-    another name stays as it is, in lines that no parser takes. Hadoop drops a byte order mark at the start.
-    """
-    if not files:
-        return spark.createDataFrame([], "payload string, url_path string")
-    literal_names = [re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path) for file in files]
-    return (
-        spark.read.option("lineSep", "\n")
-        .text(literal_names)
-        .select(
-            F.col("value").alias("payload"),
-            F.regexp_replace("_metadata.file_path", r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?", "").alias(
-                "url_path"
-            ),
-        )
-    )
-
-
 def partition_columns(spark: SparkSession, parameters: Parameters, files: Sequence[LandingFile]) -> list[str]:
     """Return how the target is partitioned: as the files lie; without any, as it is or as the window says.
 
@@ -421,15 +389,17 @@ def partition_columns(spark: SparkSession, parameters: Parameters, files: Sequen
 def assign_load_ids(files: Sequence[LandingFile], before: Mapping[int, int]) -> dict[LandingFile, int]:
     """Return the load_id of each file: one above the partition's highest.
 
-    Raises:
-        JobFailed: a partition has had 999 loads; one more would take the next partition's numbers.
+    The first 999 loads of a partition are numbered from its ordinal * 1000, the later ones from its ordinal *
+    1,000,000. A file whose partition has had 999,999 loads gets none: one more would take the next partition's numbers.
     """
     load_ids = {}
     for file in files:
-        base = file.ordinal * LOADS_PER_PARTITION
-        load_ids[file] = before.get(file.ordinal, base) + 1
-        if file.ordinal and load_ids[file] >= base + LOADS_PER_PARTITION:
-            raise JobFailed(f"the partition of {file.path} has been loaded {LOADS_PER_PARTITION - 1} times")
+        base = file.ordinal * FIRST_LOADS
+        load_id = before.get(file.ordinal, base) + 1
+        if file.ordinal and base + FIRST_LOADS <= load_id < file.ordinal * LOADS_PER_PARTITION:
+            load_id = file.ordinal * LOADS_PER_PARTITION + FIRST_LOADS
+        if not file.ordinal or load_id < (file.ordinal + 1) * LOADS_PER_PARTITION:
+            load_ids[file] = load_id
     return load_ids
 
 
@@ -465,6 +435,13 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     gone = before.files.keys() - {file.file_path for file in files} if replacing else set()
     if replacing and (batch or gone):
         batch = files
+    load_ids = assign_load_ids(batch, before.load_ids)
+    full = {_folder_of(file) for file in batch if file not in load_ids}
+    batch = list(load_ids)
+    too_often = JobFailed(
+        f"{', '.join(sorted(full))} of {parameters.source} had {LOADS_PER_PARTITION - 1} loads, the most of a "
+        "partition, and was left out; all else was loaded"
+    )
     exists = table_exists(spark, parameters.target)
     report = {
         "source": parameters.source,
@@ -476,17 +453,23 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         "lines_written": 0,
         "table_version": latest_version(spark, parameters.target) if exists else None,
     }
+    if full and (replacing or not batch):
+        raise too_often
     if not batch and not gone and (exists or parameters.window is None):
         return report
 
     # Rises with every run even if the clock doesn't: readers ask for what is newer than what they have.
     ingested_at = max(to_micros(now), before.ingested_at + 1)
-    file_rows = files_frame(spark, assign_load_ids(batch, before.load_ids), ingested_at)
+    file_rows = files_frame(spark, load_ids, ingested_at)
     condition = _replace_condition(parameters, columns) if replacing else None
     transaction = (APP_ID, before.run + 1)
     user_metadata = write_once(
         spark,
-        bronze_rows(read_lines(spark, batch), file_rows, columns),
+        bronze_rows(
+            read_lines(spark, batch).select(F.col("value").alias("payload"), url_path().alias("url_path")),
+            file_rows,
+            columns,
+        ),
         parameters.target,
         transaction=transaction,
         partition_columns=columns,
@@ -508,11 +491,17 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
             transaction=(_ledger_app_id(spark, parameters), before.run + 1),
             replace_where=condition,
         )
+    if full:
+        raise too_often
     return report | {
         "lines_written": int(data_commit["operationMetrics"].get("numOutputRows", 0)),
         "table_version": data_commit["version"],
         "ledger_version": latest_version(spark, parameters.ledger),
     }
+
+
+def _folder_of(file: LandingFile) -> str:
+    return file.file_path.rpartition("/")[0]
 
 
 def _ordinal(date: dt.date | None, hour: int | None) -> int:

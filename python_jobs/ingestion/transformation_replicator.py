@@ -34,7 +34,9 @@ Source: Data Engineering Design Patterns, chapter 2, Transformation Replicator.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,18 +56,25 @@ from python_jobs.ingestion.data_contract import (
     select_list,
     unknown_columns,
 )
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
-from python_jobs.shared.spark.hadoop_files import HadoopFolder
-from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.files.file_sets import (
+    NO_FILE_SKIPPED,
+    SourceFile,
+    list_files,
+    read_lines,
+)
+from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
+from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import named_column, named_columns, properties_list, table_name
 
 _NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
 _PURGED = "lakehouse_patterns.purged_through"
 _CORRUPT = "__corrupt_record"
+_NOTHING_LEFT = "nothing was replicated"
 _CSV = {"header": "true", "escape": '"', "multiLine": "true"}
 
 
@@ -139,7 +148,9 @@ def mapped(rows: DataFrame, function: Callable[[Row], Any], name: str) -> DataFr
 def filtered_lines(lines: DataFrame, contract: Contract) -> DataFrame:
     """Return ``line`` (NULL if unreadable) and ``unknown`` (paths) for each JSON line of column ``value``."""
 
-    def filtered(line: str) -> tuple[str | None, list[str]]:
+    def filtered(line: str | None) -> tuple[str | None, list[str]]:
+        if line is None:
+            return None, []
         kept, unknown = filter_line(contract, line)
         return kept, [
             path if re.fullmatch(r"[A-Za-z_][\w.-]{0,99}", path) else "(no name)" for path in unknown
@@ -236,12 +247,14 @@ def _purge(spark: SparkSession, target: str, path: str, treatments: Mapping[str,
 
 
 def _replicate_json(spark: SparkSession, parameters: Parameters, contract: Contract) -> dict[str, Any]:
-    lines = spark.read.option("lineSep", "\n").text(parameters.source, recursiveFileLookup=True)
+    lines = read_lines(spark, _files(spark, parameters))
+    lines = lines.select(F.when(F.is_valid_utf8("value"), F.col("value")).alias("value"))
     filtered = filtered_lines(lines, contract)
-    found = filtered.agg(
-        F.count(F.when(F.col("line").isNull(), 1)).alias("malformed"),
-        F.array_sort(F.array_distinct(F.flatten(F.collect_set("unknown")))).alias("unknown"),
-    ).collect()[0]
+    with unreadable_files_refused(_NOTHING_LEFT):
+        found = filtered.agg(
+            F.count(F.when(F.col("line").isNull(), 1)).alias("malformed"),
+            F.array_sort(F.array_distinct(F.flatten(F.collect_set("unknown")))).alias("unknown"),
+        ).collect()[0]
     unknown = list(found.unknown or [])
     _refuse_unknown(contract, unknown, parameters.on_unknown)
     _refuse_malformed(found.malformed, parameters)
@@ -251,13 +264,18 @@ def _replicate_json(spark: SparkSession, parameters: Parameters, contract: Contr
 
 
 def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contract) -> dict[str, Any]:
-    options = _CSV | {"sep": parameters.separator, "recursiveFileLookup": "true"}
-    header = spark.read.options(**options).csv(parameters.source).schema
+    paths = [literal_path(file.path) for file in _files(spark, parameters)]
+    # Latin-1 makes a character of each byte: what is no UTF-8 is seen then, not replaced.
+    separator = parameters.separator.encode().decode("latin-1")
+    options = _CSV | NO_FILE_SKIPPED | {"sep": separator, "encoding": "ISO-8859-1"}
+    header = spark.read.options(**options).csv(paths).schema
     options |= {"columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", "enforceSchema": "false"}
-    rows = spark.read.options(**options).schema(header.add(_CORRUPT, "string")).csv(parameters.source)
+    rows = spark.read.options(**options).schema(header.add(_CORRUPT, "string")).csv(paths)
+    rows = _decoded(rows)
     # A separator too many moves the values behind it: one of a withheld column could leave under another name.
     # Spark answers no query over the corrupt column alone.
-    malformed = rows.agg(F.count(_CORRUPT), F.count(named_column(rows.columns[0]))).collect()[0][0]
+    with unreadable_files_refused(_NOTHING_LEFT):
+        malformed = rows.agg(F.count(_CORRUPT), F.count(named_column(rows.columns[0]))).collect()[0][0]
     _refuse_malformed(malformed, parameters)
     rows = rows.where(F.col(_CORRUPT).isNull()).drop(_CORRUPT)
     kept, unknown = permitted(rows, contract, parameters.on_unknown)
@@ -266,6 +284,37 @@ def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contra
     writer = kept.write.options(**(_CSV | trimming), sep=parameters.separator)
     _replace_folder(spark, parameters.target, writer.csv)
     return {"unknown_withheld": unknown, "malformed_left_out": malformed}
+
+
+def _files(spark: SparkSession, parameters: Parameters) -> list[SourceFile]:
+    files = list_files(HadoopFolder(spark, parameters.source))
+    if not files:
+        raise NotReady(f"there is no file at {parameters.source}")
+    return files
+
+
+def _decoded(rows: DataFrame) -> DataFrame:
+    """Return columns that were read byte by byte as texts; a row that is no UTF-8 is malformed."""
+    names = [name for name in rows.columns if name != _CORRUPT]
+    texts = [F.encode(named_column(name), "ISO-8859-1").cast("string") for name in names]
+    valid = functools.reduce(
+        operator.and_, (F.is_valid_utf8(F.coalesce(text, F.lit(""))) for text in texts), F.lit(True)
+    )
+    corrupt = F.when(valid, F.col(_CORRUPT)).otherwise(F.coalesce(_CORRUPT, F.lit("no UTF-8")))
+    try:
+        decoded = [_header_name(name.encode("latin-1").decode()) for name in names]
+    except UnicodeDecodeError:
+        raise DataRefused("the header of the source is no UTF-8; convert the files") from None
+    return rows.select(
+        *(text.alias(name) for text, name in zip(texts, decoded, strict=True)), corrupt.alias(_CORRUPT)
+    )
+
+
+def _header_name(text: str) -> str:
+    """Return a column's name without a byte order mark, behind which Spark sees no quotes."""
+    name = text.removeprefix("\ufeff")
+    is_quoted = name != text and len(name) > 1 and name[0] == name[-1] == '"'
+    return name[1:-1].replace('""', '"') if is_quoted else name
 
 
 def _with_row_function(rows: DataFrame, parameters: Parameters) -> DataFrame:

@@ -4,7 +4,8 @@ Problem: a provider delivers files that are empty, cut off, of another format or
 transformation then fails half-way or, worse, publishes less than it should.
 
 Guarantee: every problem of every file is named in one error (exit code 3), the first invalid line with its
-number; nothing is written. The rule for a JSON line is the Dead-Letter's: exactly one object. What a line
+number; nothing is written. The files and lines are those that the loaders take
+(:mod:`python_jobs.shared.files.file_sets`), and the rule for a JSON line is theirs: exactly one object. What a line
 says is not audited here: that is the second audit's work, on the transformed rows.
 
 Cost: sizes come from the listing; lines are read once, and not at all with neither ``min_lines``, JSON lines
@@ -26,12 +27,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.files.file_sets import list_files, matching_files, read_lines, url_path
 from python_jobs.shared.records.json_records import ERROR_CLASS, parse_records
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 
 _SHOWN_PROBLEMS = 20
-_SCHEME_AND_HOST = r"^\w+:(//[^/]*)?(?=/)"
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Parameters:
     """Check the files of a folder before they are processed; any problem ends the job with exit code 3."""
 
     path: str
-    """A file, a folder with its sub-folders, or a pattern of paths."""
+    """A file, or a folder with its sub-folders, as its name is written."""
     format: Literal["json_lines", "csv", "text"] = "json_lines"
-    """What each line must be: one JSON object; a CSV record below a header; anything."""
+    """What each line must be, in UTF-8: one JSON object; a text below a header; any text."""
     min_bytes: int = 1
     """Least size of each file, in bytes as stored."""
     min_lines: int = 1
@@ -50,6 +51,8 @@ class Parameters:
     """For csv: the columns that the first line must name, in any order."""
     delimiter: str = ","
     """For csv: what separates the names of the header."""
+    pattern: bool = False
+    """Whether path is a pattern (date=2024-03-0*, {a,b}, [0-9], ?) of files and folders."""
 
     def __post_init__(self) -> None:
         if self.min_bytes < 0 or self.min_lines < 0:
@@ -76,7 +79,7 @@ def line_facts(lines: DataFrame, is_invalid: Column | None = None) -> DataFrame:
         the lines of earlier blocks.
     """
     numbered = lines.select(
-        F.regexp_replace("_metadata.file_path", _SCHEME_AND_HOST, "").alias("file"),
+        url_path().alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("id"),
         F.col("value"),
@@ -104,7 +107,8 @@ def problems_of(facts: dict[str, Any], parameters: Parameters) -> list[str]:
     if facts["lines"] < parameters.min_lines:
         problems.append(f"{facts['lines']} lines, allowed at least {parameters.min_lines}")
     if facts["first_invalid_line"] is not None:
-        problems.append(f"line {facts['first_invalid_line']} is not one JSON object")
+        what = "one JSON object in UTF-8" if parameters.format == "json_lines" else "UTF-8"
+        problems.append(f"line {facts['first_invalid_line']} is not {what}")
     if parameters.columns:
         names = [name.strip().strip('"') for name in (facts["header"] or "").split(parameters.delimiter)]
         absent = [name for name in parameters.columns if name not in names]
@@ -120,15 +124,17 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         NotReady: there is no file.
         DataRefused: a file has a problem; the sentence names all of them, of every file.
     """
-    sizes = _sizes(spark, parameters.path)
-    if not sizes:
+    folder = HadoopFolder(spark, parameters.path)
+    files = matching_files(folder) if parameters.pattern else list_files(folder)
+    if not files:
         raise NotReady(f"there is no file at {parameters.path}")
-    lines = spark.read.option("recursiveFileLookup", "true").text(parameters.path)
+    sizes = {file.url_path: file.size for file in files}
+    lines = read_lines(spark, files)
     if parameters.format == "json_lines":
         parsed = parse_records(lines.select("value", "_metadata"), StructType([]), payload_column="value")
         found = line_facts(parsed, F.col(ERROR_CLASS).isNotNull())
     else:
-        found = line_facts(lines)
+        found = line_facts(lines, ~F.is_valid_utf8("value"))
     by_file = {row["file"]: row.asDict() for row in found.collect()}
 
     problems: list[str] = []
@@ -146,22 +152,6 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         "bytes": sum(sizes.values()),
         "lines": sum(facts["lines"] for facts in by_file.values()),
     }
-
-
-def _sizes(spark: SparkSession, path: str) -> dict[str, int]:
-    """Return the size of each file by its path. Spark's own listing leaves out empty files, which matter here."""
-    pattern = HadoopFolder(spark, path)
-    file_system = pattern.file_system
-    sizes: dict[str, int] = {}
-    found = list(file_system.globStatus(pattern.root) or [])
-    while found:
-        status = found.pop()
-        if status.isDirectory():
-            children = file_system.listStatus(status.getPath())
-            found += [child for child in children if not child.getPath().getName().startswith(("_", "."))]
-        else:
-            sizes[status.getPath().toUri().getRawPath()] = status.getLen()
-    return sizes
 
 
 if __name__ == "__main__":

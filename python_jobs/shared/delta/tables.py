@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady
 from python_jobs.shared.core.paths import absolute, is_path
+from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.jvm import (
     data_frame,
     delta_log,
@@ -80,7 +81,7 @@ def committed_files(spark: SparkSession, table: str, after: int, until: int) -> 
     """
     log = f"{table_location(spark, table)}/_delta_log"
     file = "struct<partitionValues: map<string, string>, dataChange: boolean>"
-    entries = [f"{log}/{version:020d}.json" for version in range(after + 1, until + 1)]
+    entries = [literal_path(f"{log}/{version:020d}.json") for version in range(after + 1, until + 1)]
     actions = spark.read.schema(f"add {file}, remove {file}").json(entries)
     version = F.regexp_extract("_metadata.file_name", r"(\d{20})\.json$", 1).cast("long").alias("version")
     return actions.select("add", "remove", version)

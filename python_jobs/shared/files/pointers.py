@@ -22,6 +22,7 @@ import filelock
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.files.file_sets import is_hidden
 from python_jobs.shared.spark.hadoop_files import OBJECT_STORES, HadoopFolder
 
 _VERSION = re.compile(r"[A-Za-z0-9][\w.=-]*")
@@ -111,7 +112,7 @@ class PointedDataset:
     def _walk(self, folder: str, prefix: str) -> Iterator[RawFile]:
         for status in self._folder.statuses(folder):
             name = status.getPath().getName()
-            if name.startswith((".", "_")):
+            if is_hidden(name):
                 continue
             if status.isDirectory():
                 yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")

@@ -18,7 +18,7 @@ from python_jobs.shared.delta.streams import (
     nullable,
 )
 from python_jobs.shared.delta.table_streams import TableStream
-from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, UNREADABLE
 from python_jobs.shared.spark.sql_text import named_column
 
 PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
@@ -114,7 +114,7 @@ def valid_records(parsed: DataFrame) -> DataFrame:
     """Return the processable records of ``parse_records`` as rows of the target table."""
     return (
         parsed.where(F.col(ERROR_CLASS).isNull())
-        .drop(ERROR_CLASS, ERROR_MESSAGE)
+        .drop(UNREADABLE, ERROR_CLASS, ERROR_MESSAGE)
         .withColumn(WAS_DEAD_LETTERED, F.lit(False))
         .withColumn(REPLAY, F.lit(None).cast(REPLAY_TYPE))
     )

@@ -1,18 +1,19 @@
 """JSON lines read with a declared schema: a bad field costs no other field, a bad line not the job.
 
-What the reader promises, checked on Spark 4.2 (``tests/patterns/error_management/test_dead_letter.py``):
+What a reader of JSON lines promises (``tests/patterns/error_management/test_dead_letter.py``):
 
-* a line is *unparsable* when it isn't exactly one JSON object: text, a truncated object, an array,
-  ``null``, two objects glued together, anything after the closing brace;
-* a value of the wrong type becomes NULL in its own field only, at any depth
-  (``spark.sql.json.enablePartialResults``, Spark's default); a text in a boolean or number field is a wrong
-  type;
-* a number or boolean in a string field is read as its text; an object or array there is a wrong type.
+* a line is *unparsable* when it isn't exactly one JSON object in UTF-8: text, a truncated object, an array, ``null``,
+  two objects glued together, anything after the closing brace, bytes that are no UTF-8;
+* a value that the field's type can't hold exactly becomes NULL in its own field only, at any depth, and is named in
+  ``unreadable``: a text in a boolean, integer or float field, a fraction in an integer field, a decimal that would be
+  rounded, a date without time in a timestamp field (:mod:`python_jobs.shared.records.values`);
+* a number or boolean in a string field is read as it is written (``1.10`` stays ``1.10``); an object or array there
+  is a wrong type.
 
-``from_json`` alone promises neither the first nor the last: it stops reading after the first object, and
-hands an object to a string field as JSON text. So the line is parsed as the first element of an array that
-must end with an element of ours, and a string that starts like an object or array is looked up in the
-payload, which is rare and therefore cheap.
+``from_json`` alone promises none of it: it stops reading after the first object, rounds, completes times by today's
+date, and hands numbers to a string field through a double. So the line is parsed as the first element of an array
+that must end with an element of ours, with all numbers and booleans quoted and marked, and every field as a text. A
+string that starts like an object or array is looked up in the payload, which is rare and therefore cheap.
 """
 
 from __future__ import annotations
@@ -26,11 +27,24 @@ from typing import Any, cast
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
-from python_jobs.shared.spark.sql_text import identifier, named_column
+from python_jobs.shared.records.values import exact_value, require_readable
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns
 
 ERROR_CLASS = "error_class"
 ERROR_MESSAGE = "error_message"
@@ -40,11 +54,25 @@ MISSING_FIELD = "MISSING_FIELD"
 UNPARSABLE_FIELD = "UNPARSABLE_FIELD"
 NULL_DERIVED_FIELD = "NULL_DERIVED_FIELD"
 
+TYPED = "__typed"
+"""Struct of a record's fields."""
+UNREADABLE = "unreadable_fields"
+"""Names of the fields whose value is there and isn't of the field's type; they are NULL."""
+
 _RECORD = "__record"
 _END = "__end_of_line"
 _SCHEMA_FILES = {".ddl", ".sql", ".json", ".yml", ".yaml"}
 # Strict JSON: Spark's defaults also take single quotes and NaN.
 _OPTIONS = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+
+# Before the text of what was a number or a boolean: a noncharacter of Unicode, which no text holds.
+_MARK = "\ufdd0"
+_HOLDS_MARK = rf"{_MARK}|\\u[fF][dD][dD]0"
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_SCALAR = r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+|true|false"
+# Token by token from the start, so that what is no JSON ends the search and stays what it is. All loops are possessive:
+# Java's matcher needs no stack for them, however long the line is.
+_TOKENS = rf'\G([^"0-9tf-]*+)(?:({_STRING})|({_SCALAR})(?=\s*+(?:[,}}\]]|$)))'
 
 
 def load_schema(text: str) -> StructType:
@@ -92,12 +120,114 @@ def _from_ddl(ddl: str, given_as: str) -> StructType:
     return schema
 
 
+def json_object(payload: Column, schema: StructType) -> Column:
+    """Return the fields of a JSON line as texts (:func:`typed_fields` types them); NULL if it isn't one object."""
+    element = StructType([*_texts_of(schema).fields, StructField(_END, BooleanType())])
+    # Numbers and booleans become texts with a mark: from_json would change the digits of some.
+    quoted = F.replace(F.regexp_replace(payload, _TOKENS, f'$1$2"{_MARK}$3"'), F.lit(f'"{_MARK}"'), F.lit(""))
+    line = F.concat(F.lit("["), quoted, F.lit(f',{{"{_END}":true}}]'))
+    array = F.from_json(line, ArrayType(element), _OPTIONS)
+    parsed = F.when(F.is_valid_utf8(payload) & ~payload.rlike(_HOLDS_MARK), array)
+    # One look at the array: Spark would parse the line again for each.
+    one = F.filter(F.array(parsed), lambda a: (F.size(a) == 2) & F.get(a, 0).isNotNull() & F.get(a, 1)[_END])
+    return F.get(F.get(one, 0), 0)
+
+
+def _texts_of(type_: DataType) -> Any:
+    if isinstance(type_, StructType):
+        return StructType([StructField(field.name, _texts_of(field.dataType)) for field in type_.fields])
+    if isinstance(type_, ArrayType):
+        return ArrayType(_texts_of(type_.elementType))
+    if isinstance(type_, MapType):
+        return MapType(StringType(), _texts_of(type_.valueType))
+    return StringType()
+
+
+def with_fields(records: DataFrame, schema: StructType, payload: Column) -> DataFrame:
+    """Return the records with ``__typed``, a struct of their fields (NULL: not one object), and ``unreadable_fields``.
+
+    ``__record`` holds the fields' texts. Each step is a column of its own: Spark evaluates it once then.
+    """
+    rows = records.withColumn(_RECORD, json_object(payload, schema))
+    rows = rows.withColumn(TYPED, _typed(F.col(_RECORD), schema))
+    rows = rows.withColumn(TYPED, _without_nested_texts(F.col(TYPED), schema, payload))
+    texts, typed = F.col(_RECORD), F.col(TYPED)
+    unreadable = [
+        F.when(_is_unreadable(texts[f.name], typed[f.name], f.dataType, f.name, payload), f.name)
+        for f in schema.fields
+    ]
+    found = F.when(typed.isNotNull(), F.array_compact(F.array(*unreadable))) if unreadable else F.array()
+    nothing = F.array().cast("array<string>")
+    return rows.withColumn(UNREADABLE, F.coalesce(found.cast("array<string>"), nothing))
+
+
+def _typed(text: Column, type_: DataType) -> Column:
+    if isinstance(type_, StructType):
+        fields = [_typed(text[field.name], field.dataType).alias(field.name) for field in type_.fields]
+        return F.when(text.isNotNull(), F.struct(*fields))
+    if isinstance(type_, ArrayType):
+        return F.transform(text, lambda element: _typed(element, type_.elementType))
+    if isinstance(type_, MapType):
+        return F.transform_values(text, lambda _, value: _typed(value, type_.valueType))
+    is_token = text.startswith(_MARK)
+    if isinstance(type_, StringType):
+        as_written = F.regexp_replace(text, f'"{_MARK}([^"]*)"', "$1")  # of an object or array
+        return F.when(is_token, _bare(text)).when(text.contains(_MARK), as_written).otherwise(text)
+    if isinstance(type_, DecimalType):  # many write decimals as texts, to keep their digits
+        return exact_value(_bare(text), type_)
+    if isinstance(type_, BooleanType | IntegralType | FloatType | DoubleType):
+        return exact_value(F.when(is_token, _bare(text)), type_)
+    return exact_value(F.when(~is_token, text), type_)
+
+
+def _bare(text: Column) -> Column:
+    return F.ltrim(text, F.lit(_MARK))
+
+
+def _is_unreadable(text: Column, value: Column, type_: DataType, path: str | None, payload: Column) -> Column:
+    """Return whether a value is there that isn't of its type."""
+    if isinstance(type_, ArrayType | MapType):
+        inner = type_.elementType if isinstance(type_, ArrayType) else type_.valueType
+        pair = (text, value) if isinstance(type_, ArrayType) else (F.map_values(text), F.map_values(value))
+        inside = F.exists(
+            F.zip_with(*pair, lambda t, v: _is_unreadable(t, v, inner, None, payload)), lambda b: b
+        )
+        return F.coalesce(inside, _is_other(text, path, payload))
+    if isinstance(type_, StructType):
+        children = [
+            _is_unreadable(
+                text[field.name],
+                value[field.name],
+                field.dataType,
+                None if path is None else f"{path}']['{field.name}",
+                payload,
+            )
+            for field in type_.fields
+        ]
+        inside = functools.reduce(operator.or_, children, F.lit(False))
+        return F.when(text.isNotNull(), inside).otherwise(_is_other(text, path, payload))
+    return text.isNotNull() & value.isNull()
+
+
+def _is_other(text: Column, path: str | None, payload: Column) -> Column:
+    """Return whether an absent object, array or map is one that has another shape; the payload alone tells."""
+    if path is None:
+        return F.lit(False)
+    name = path.rsplit("'", 1)[-1]
+    kind = F.schema_of_variant(F.try_variant_get(F.try_parse_json(payload), f"$['{path}']", "variant"))
+    return F.when(
+        text.isNull() & payload.contains(f'"{name}"'), F.coalesce(kind != "VOID", F.lit(False))
+    ).otherwise(F.lit(False))
+
+
 def parse_records(
     records: DataFrame,
     schema: StructType,
     payload_column: str = "payload",
     derive: Mapping[str, str] | None = None,
     require: Iterable[str] = (),
+    rename: Mapping[str, str] | None = None,
+    unreadable_is_error: bool = False,
 ) -> DataFrame:
     """Return one row for each record, with its typed fields and, when it can't be processed, the error.
 
@@ -108,49 +238,58 @@ def parse_records(
             and the columns derived before it, and replaces a column of its own name. Use ``try_``
             functions: an expression that raises fails the job, it doesn't reject the row.
         require: columns that a processable record has; a NULL there is an error.
+        rename: field to column name, such as for a field that is named like a column of the source.
+        unreadable_is_error: whether a record with an unreadable field can't be processed.
 
     Returns:
-        fields, new derived columns, the record's columns, then ``error_class`` and ``error_message`` (both
-        NULL for a processable record). The grain is that of ``records``.
+        fields, new derived columns, the record's columns, ``unreadable_fields`` (names), then ``error_class`` and
+        ``error_message`` (both NULL for a processable record). The grain is that of ``records``.
 
     Raises:
-        WrongUse: the payload column is missing, or a name is used twice.
+        WrongUse: the payload column is missing, a name is used twice, or a field's type isn't read from JSON.
     """
-    derive = dict(derive or {})
-    require = list(require)
-    _check_names(records, schema, payload_column, derive, require)
+    derive, rename, require = dict(derive or {}), dict(rename or {}), list(require)
+    require_readable(schema, nested=True)
+    unknown = [name for name in rename if name not in schema.fieldNames()]
+    if unknown:
+        raise WrongUse(f"rename names no field of the schema: {', '.join(unknown)}")
+    columns = {rename.get(name, name): name for name in schema.fieldNames()}
+    if len(columns) < len(schema.fieldNames()):
+        raise WrongUse(f"two fields would be columns of one name: {', '.join(rename.values())}")
+    _check_names(records, columns, payload_column, derive, require)
     payload = named_column(payload_column)
 
-    element = StructType([*schema.fields, StructField(_END, BooleanType())])
-    line = F.concat(F.lit("["), payload, F.lit(f',{{"{_END}":true}}]'))
-    rows = records.withColumn(_RECORD, F.from_json(line, ArrayType(element), _OPTIONS))
-    first, last = F.get(_RECORD, 0), F.get(_RECORD, 1)
-    is_object = F.coalesce((F.size(_RECORD) == 2) & first.isNotNull() & last[_END], F.lit(False))
-    rows = rows.withColumn(_RECORD, F.when(is_object, _without_nested_texts(first, element, payload)))
-
-    fields = [named_column(field.name, of=_RECORD) for field in schema.fields]
-    is_error = F.col(_RECORD).isNull().alias(_RECORD)
-    rows = rows.select(*fields, *(named_column(name) for name in records.columns), is_error)
+    rows = with_fields(records, schema, payload)
+    fields = [named_column(name, of=TYPED).alias(column) for column, name in columns.items()]
+    rows = rows.select(*fields, *named_columns(records.columns), UNREADABLE, _RECORD)
     for name, expression in derive.items():
         rows = rows.withColumn(name, F.expr(expression))
-    ordered = dict.fromkeys([*schema.fieldNames(), *derive, *records.columns])
+    ordered = dict.fromkeys([*columns, *derive, *records.columns])
     return rows.select(
-        *(named_column(name) for name in ordered),
-        *_first_error(rows.schema, schema, payload, require),
+        *named_columns(ordered),
+        UNREADABLE,
+        *_first_error(rows.schema, schema, columns, payload, require, unreadable_is_error),
     )
 
 
 def _check_names(
-    records: DataFrame, schema: StructType, payload_column: str, derive: Mapping[str, str], require: list[str]
+    records: DataFrame,
+    columns: Mapping[str, str],
+    payload_column: str,
+    derive: Mapping[str, str],
+    require: list[str],
 ) -> None:
     if payload_column not in records.columns:
         raise WrongUse(
             f"the source has no payload column '{payload_column}'; it has {', '.join(records.columns)}"
         )
-    taken = [name for name in (*schema.fieldNames(), *derive) if name in records.columns]
+    taken = [name for name in (*columns, *derive) if name in records.columns]
     if taken:
-        raise WrongUse(f"the source already has columns of these names: {', '.join(taken)}")
-    unknown = [name for name in require if name not in {*schema.fieldNames(), *derive}]
+        raise WrongUse(
+            f"the source already has columns of these names: {', '.join(taken)}; give the fields others with rename "
+            "(--rename.FIELD COLUMN)"
+        )
+    unknown = [name for name in require if name not in {*columns, *derive}]
     if unknown:
         raise WrongUse(f"required columns are neither in the schema nor derived: {', '.join(unknown)}")
 
@@ -201,10 +340,15 @@ def _looked_up(value: Column, type_: DataType, path: str, payload: Column) -> Co
 
 
 def _first_error(
-    typed: StructType, schema: StructType, payload: Column, require: list[str]
+    typed: StructType,
+    schema: StructType,
+    columns: Mapping[str, str],
+    payload: Column,
+    require: list[str],
+    unreadable_is_error: bool,
 ) -> tuple[Column, Column]:
-    """Return class and message of a record's first error: not an object, then ``require`` in its order."""
-    not_an_object = F.col(_RECORD)
+    """Return class and message of a record's first error: not an object, ``require`` in its order, unreadable."""
+    not_an_object = F.col(_RECORD).isNull()
     size = F.coalesce(F.length(payload).cast("string"), F.lit("no"))
     error_class = F.when(not_an_object, NOT_A_JSON_OBJECT)
     message = F.when(
@@ -212,15 +356,25 @@ def _first_error(
     )
     for name in require:
         is_null = named_column(name).isNull()
-        if name not in schema.fieldNames():
+        if name not in columns:
             error_class = error_class.when(is_null, NULL_DERIVED_FIELD)
             message = message.when(is_null, f"the expression of '{name}' gives NULL")
             continue
-        raw = F.get_json_object(payload, f"$['{name}']")
+        field = columns[name]
+        is_nested = isinstance(schema[field].dataType, StructType | ArrayType | MapType)
+        in_payload = F.get_json_object(payload, f"$['{field}']")
+        raw = in_payload if is_nested else _bare(F.col(_RECORD)[field])
         wanted = typed[name].dataType.simpleString()
         error_class = error_class.when(is_null & raw.isNull(), MISSING_FIELD).when(is_null, UNPARSABLE_FIELD)
         message = message.when(is_null & raw.isNull(), f"field '{name}' is missing or null").when(
             is_null,
             F.concat(F.lit(f"field '{name}' can't be read as {wanted}: "), F.substring(raw, 1, 100)),
+        )
+    if unreadable_is_error:
+        is_unreadable = F.size(UNREADABLE) > 0
+        error_class = error_class.when(is_unreadable, UNPARSABLE_FIELD)
+        names = F.array_join(UNREADABLE, ", ")
+        message = message.when(
+            is_unreadable, F.concat(F.lit("values of other types than the schema's: "), names)
         )
     return error_class.alias(ERROR_CLASS), message.alias(ERROR_MESSAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,11 @@ class HadoopFolder:
     def delete(self, relative: str = "") -> None:
         """Delete a file, or a folder with all its files; do nothing if it is absent."""
         self.file_system.delete(self.path(relative), True)
+
+
+def literal_path(path: str) -> str:
+    """Return a path as Spark's readers take it when it is no pattern.
+
+    Spark's own option for that (``__globPaths__``) reads every file once for each name that looks like a pattern.
+    """
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)

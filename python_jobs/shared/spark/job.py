@@ -87,8 +87,15 @@ def known_failure(failure: Exception) -> str | None:
     return None
 
 
+RECORD_REFUSED = "record refused: "
+"""What the message of ``raise_error`` starts with where a query meets a record that may not pass."""
+
+
 def unreadable_file(failure: Exception) -> str | None:
-    """Return which file could not be read and why, or None if the failure has another cause."""
+    """Return which file or record could not be read and why, or None if the failure has another cause."""
+    refused = re.search(rf"\] {RECORD_REFUSED}([\s\S]+?) SQLSTATE", str(failure))
+    if refused is not None:
+        return " ".join(refused[1].split())
     named = re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", str(failure))
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
 
@@ -109,5 +116,6 @@ def unreadable_files_refused(consequence: str) -> Iterator[None]:
         unreadable = unreadable_file(failure)
         if unreadable is None:
             raise
-        kind = DataRefused if "MALFORMED" in str(failure) or "CSV" in str(failure) else JobFailed
+        signs = ("MALFORMED", "CSV", RECORD_REFUSED)
+        kind = DataRefused if any(sign in str(failure) for sign in signs) else JobFailed
         raise kind(f"{unreadable}; {consequence}") from failure

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, asdict, fields
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,6 +46,7 @@ BAD_TIME = '{"visit_id":"v2","event_time":"nope","page":"/b"}'
 NO_TIME = '{"visit_id":"v3","page":"/c"}'
 NOT_JSON = "not json"
 NOW = "2024-01-01T12:00:00Z"
+READABLE = {"unreadable": 0, "unreadable_fields": {}}
 EPOCH = {"event_time": "unix_seconds(try_to_timestamp(event_time))"}
 
 
@@ -203,8 +205,9 @@ def test_each_batch_accounts_for_its_records_and_idle_runs_add_nothing(stream: S
     report = stream.run(max_files_per_trigger=1)
 
     expected = [
-        {"batch_id": 0, "read": 3, "valid": 1, "dead": 2, "error_classes": {"NOT_A_JSON_OBJECT": 2}},
-        {"batch_id": 1, "read": 2, "valid": 1, "dead": 1, "error_classes": {"MISSING_FIELD": 1}},
+        {"batch_id": 0, "read": 3, "valid": 1, "dead": 2, "error_classes": {"NOT_A_JSON_OBJECT": 2}}
+        | READABLE,
+        {"batch_id": 1, "read": 2, "valid": 1, "dead": 1, "error_classes": {"MISSING_FIELD": 1}} | READABLE,
     ]
     assert report["batches"] == expected
     assert job.accounting(stream.spark, stream.path("main")) == expected
@@ -362,6 +365,74 @@ def test_share_above_the_threshold_is_refused(stream: Stream, dead: int, refused
         writer.refuse_bad_batch(BatchAccount(0, 100, dead, {}))
 
 
+def test_a_value_that_cannot_be_read_is_counted_limited_or_dead_lettered(stream: Stream) -> None:
+    flights = {"schema": "dep_time int, price decimal(5,2), at timestamp", "derive": {}, "require": []}
+    stream.append(
+        '{"dep_time":517.0,"price":1.10,"at":"2024-01-01T10:00Z"}', '{"dep_time":"soon","price":1.239}',
+        '{"dep_time":"517","at":"10:00"}', '{"dep_time":null}', NOT_JSON,
+    )  # fmt: skip
+    with pytest.raises(
+        DataRefused,
+        match=r"has 2 records with an unreadable value of 5 \(at 1, dep_time 2, price 1\): 40.0% of the latest "
+        r"records, 39.0% allowed; nothing",
+    ):
+        stream.run(**flights, max_unreadable_share=0.39, min_records=5)
+    report = stream.run(**flights, max_unreadable_share=0.4, min_records=5)
+    assert (report["valid"], report["dead"]) == (4, 1)
+    assert report["unreadable_fields"] == {"at": 1, "dep_time": 2, "price": 1}
+    ((account,)) = job.accounting(stream.spark, stream.path("main"))
+    assert (account["unreadable"], account["unreadable_fields"]) == (2, {"at": 1, "dep_time": 2, "price": 1})
+    ten = dt.datetime(2024, 1, 1, 10, tzinfo=dt.UTC)
+    first = (517, Decimal("1.10"), ten)
+    nothing = (None, None, None)
+    assert_rows(stream.table("main"), [first, nothing, nothing, nothing], columns=["dep_time", "price", "at"])
+
+    stream.append('{"dep_time":"late"}', '{"dep_time":1.5,"price":"1.10"}')
+    report = stream.run(**flights, on_unreadable="dead_letter")
+    assert (report["dead"], report["unreadable_fields"]) == (2, {})
+    letters = stream.table("dead").where("error_class = 'UNPARSABLE_FIELD'")
+    message = "values of other types than the schema's: dep_time"
+    assert_rows(letters, [(message, "pending")] * 2, columns=["error_message", "status"])
+    replay = {key: flights[key] for key in ("schema", "derive", "require")}
+    replayed = dead_letter_replay.run(
+        stream.spark,
+        dead_letter_replay.Parameters(
+            target=stream.path("main"), dead_letter=stream.path("dead"), now=NOW, publish_partitions=True,
+            where="error_class = 'UNPARSABLE_FIELD'", **replay,
+        ),
+    )  # fmt: skip
+    assert replayed["replayed"] == 2
+
+
+def test_small_runs_are_judged_together_with_those_before(stream: Stream) -> None:
+    stream.append(*[NOT_JSON] * 5, *[VALID] * 5)
+    assert stream.run(max_bad_share=0.3, min_records=20)["dead"] == 5
+    stream.append(*[VALID] * 10)
+    assert stream.run(max_bad_share=0.1, min_records=20)["dead"] == 0, "a batch without a bad record passes"
+    stream.append(*[NOT_JSON] * 5, *[VALID] * 5)
+    with pytest.raises(
+        DataRefused, match=r"batch 2 has 5 bad records of 10: 25.0% of the latest records, 20.0%"
+    ):
+        stream.run(max_bad_share=0.2, min_records=20)
+    assert stream.run(max_bad_share=0.25, min_records=20)["dead"] == 5
+    stream.append(*[NOT_JSON] * 20)
+    assert stream.run(max_bad_share=1, min_records=20)["dead"] == 20
+    stream.append(NOT_JSON, *[VALID] * 9)
+    assert stream.run(max_bad_share=0.3, min_records=20)["dead"] == 1, "what was let pass is judged no more"
+
+
+def test_a_field_named_like_a_column_of_the_source_gets_another_name(stream: Stream) -> None:
+    stream.append('{"offset":7,"topic":"a"}', '{"topic":"b"}')
+    fields = {"schema": "offset bigint, topic string", "derive": {}, "require": ["payload_offset"]}
+    rename = {"offset": "payload_offset", "topic": "payload_topic"}
+    assert stream.run(**fields, rename=rename)["dead"] == 1
+    columns = ["payload_offset", "payload_topic", "offset", "topic"]
+    assert_rows(stream.table("main"), [(7, "a", 0, "visits")], columns=columns)
+    assert_rows(
+        stream.table("dead"), [("field 'payload_offset' is missing or null",)], columns=["error_message"]
+    )
+
+
 class FailingSink:
     """Stands for ``append`` and fails a number of times on one table."""
 
@@ -470,7 +541,10 @@ def test_bad_input_and_wrong_use_give_one_sentence(stream: Stream) -> None:
         ({"partition_by": ["page"]}, "is partitioned by nothing, not by page"),
         ({"partition_by": ["day"]}, "partition_by names no column of the target: day"),
         ({"payload_column": "value"}, "no payload column 'value'; it has payload, topic"),
-        ({"schema": "offset bigint"}, "already has columns of these names: offset"),
+        ({"schema": "offset bigint"}, "already has columns of these names: offset; give the fields others with"),
+        ({"rename": {"offset": "x"}}, "rename names no field of the schema: offset"),
+        ({"schema": "visit_id interval day"}, "column visit_id is of type interval day, which no text is read as"),
+        ({"max_unreadable_share": -1.0}, "max_unreadable_share is -1.0; it is a share between 0 and 1"),
         ({"require": ["user_id"]}, "neither in the schema nor derived: user_id"),
         ({"schema": "visit_id strange"}, "is no schema"),
         ({"schema": "missing.yml"}, "the schema file 'missing.yml' doesn't exist"),

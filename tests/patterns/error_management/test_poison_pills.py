@@ -164,8 +164,11 @@ def test_a_record_that_kills_the_worker_is_parked_and_the_stream_goes_on(stream:
 
     report = stream.run("fragile(page)")
     assert report["batches"] == [
-        {"batch_id": 0, "read": 10, "valid": 9, "dead": 1, "error_classes": {"POISON_PILL": 1}}
-    ]
+        {
+            "batch_id": 0, "read": 10, "valid": 9, "dead": 1, "error_classes": {"POISON_PILL": 1},
+            "unreadable": 0, "unreadable_fields": {},
+        }
+    ]  # fmt: skip
     assert_rows(stream.table("main"), [(n,) for n in range(10) if n != PILL], columns=["offset"])
     parked = [('{"page":"7"}', 7, "POISON_PILL", "parked", 0)]
     columns = ["payload", "offset", "error_class", "status", "batch_id"]

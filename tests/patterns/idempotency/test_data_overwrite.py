@@ -357,7 +357,9 @@ def test_an_absent_source_clears_nothing(spark: SparkSession, tmp_path: Path) ->
     with pytest.raises(DataRefused, match=r"1 rows for .*, allowed are 2 or more \(min_rows\)"):
         devices.load("2024-09-22", min_rows=2)
     devices.land("2024-09-22", [("x", "lg")])  # type: ignore[list-item]
-    with pytest.raises(DataRefused, match=r"cannot read .*devices\.csv .*; nothing was overwritten"):
+    with pytest.raises(
+        DataRefused, match=r"cannot read .*devices\.csv: .* by it: id; nothing was overwritten"
+    ):
         devices.load("2024-09-22")
     assert_rows(devices.rows(), [(7, "nokia", "2024-09-22"), (8, "sony", "2024-09-22")])
     for query in ("select nothing from {source}", "select", "select * from {sorce}"):
@@ -414,6 +416,8 @@ def test_a_row_of_another_partition_of_plain_files_is_refused(spark: SparkSessio
         with pytest.raises(DataRefused, match="a row lies outside of the partition part=a of"):
             overwrite_files(frame(spark, (2, "a"), (3, outside)), folder, "json", {"part": "a"})
     assert_rows(read(spark, Path(folder)), [(1, "a")])
+    with pytest.raises(DataRefused, match="a row lies outside of the partition id=soon of"):
+        overwrite_files(frame(spark, (None, "a")), folder, "json", {"id": "soon"})
     with pytest.raises(WrongUse, match="the rows have no column day; they have id, part"):
         overwrite_files(frame(spark, (1, "a")), folder, "json", {"day": "1"})
     with pytest.raises(WrongUse, match="s3a://bucket/numbers is no local or mounted folder"):

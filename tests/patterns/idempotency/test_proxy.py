@@ -79,6 +79,13 @@ def test_readers_find_the_newest_load_and_older_ones_stay(dataset: Dataset) -> N
     assert len(list((dataset.folder / "_versions").rglob("*.parquet"))) == before
 
 
+def test_the_name_of_a_dataset_is_no_pattern(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "run1").mkdir()
+    dataset = Dataset(spark, tmp_path / "run[1]")
+    dataset.load(FIRST, FOUR)
+    assert dataset.count() == 4
+
+
 def test_a_failed_exposure_is_retried_without_a_reload(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,6 @@ from python_jobs.ingestion import full_loader
 from python_jobs.ingestion.full_loader import Parameters, run, version_tables
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
-from python_jobs.shared.files import sources
 from services.postgres import Database
 from tests.support.other_commits import commit
 from tests.support.rows import assert_rows
@@ -286,13 +285,6 @@ def test_without_the_declarations_the_same_datasets_are_loaded(devices: Devices)
     assert devices.load("2024-01-03", **loose, max_shrink_percent=100, min_rows=0)["rows"] == 0
     assert devices.rows().isEmpty()
     assert devices.load("2024-01-01", step="expose", **loose)["rows"] == 52
-
-
-def test_a_permissive_reader_would_have_made_nulls(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices.land("2024-01-01", DEVICES[:1], '{"type": "lg", \n')
-    monkeypatch.setattr(sources, "_STRICT", {})
-    devices.load("2024-01-01", schema="type string, full_name string, version string", key=None)
-    assert devices.rows().where("full_name is null").count() == 1
 
 
 @pytest.mark.parametrize(

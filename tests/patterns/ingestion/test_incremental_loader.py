@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion import incremental_loader
 from python_jobs.ingestion.incremental_loader import LandingFile, Parameters, assign_load_ids, run
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.files import file_sets
 from python_jobs.shared.spark.job import run_job
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
@@ -132,14 +133,14 @@ def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Load
 def _listed_folders() -> Iterator[list[str]]:
     """Collect the folders whose files the loader lists meanwhile."""
     listed: list[str] = []
-    walk = incremental_loader.Landing._walk
+    walk = file_sets._walk
 
-    def recording(landing: Any, folder: Any, prefix: str) -> Iterator[LandingFile]:
+    def recording(landing: Any, folder: Any, prefix: str) -> Iterator[file_sets.SourceFile]:
         listed.append(folder.toString().removeprefix(prefix))
         return walk(landing, folder, prefix)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(incremental_loader.Landing, "_walk", recording)
+        patch.setattr(file_sets, "_walk", recording)
         yield listed
 
 
@@ -261,11 +262,39 @@ def test_load_ids_of_days_and_of_folders_without_partitions(name: str, load_id: 
     assert assign_load_ids([file], {file.ordinal: load_id - 1}) == {file: load_id}
 
 
-def test_a_partition_takes_999_loads_and_no_more() -> None:
-    file = _file(f"{HOUR_10}/a.json")
-    assert assign_load_ids([file], {file.ordinal: 2024030110998}) == {file: 2024030110999}
-    with pytest.raises(JobFailed, match="loaded 999 times"):
-        assign_load_ids([file], {file.ordinal: 2024030110999})
+def test_a_partition_takes_a_million_loads_less_one() -> None:
+    file, other = _file(f"{HOUR_10}/a.json"), _file(f"{HOUR_11}/a.json")
+    numbers = [2024030110998, 2024030110999, 2024030110001000, 2024030110999998]
+    found = [assign_load_ids([file], {file.ordinal: number})[file] for number in numbers]
+    assert found == [2024030110999, 2024030110001000, 2024030110001001, 2024030110999999]
+    assert assign_load_ids([file, other], {file.ordinal: 2024030110999999}) == {other: 2024030111001}
+
+
+def test_a_partition_without_numbers_left_is_refused_alone(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_ten(files: list[LandingFile], before: dict[int, int]) -> dict[LandingFile, int]:
+        return {f: i for f, i in assign_load_ids(files, before).items() if HOUR_10 not in f.file_path}
+
+    monkeypatch.setattr(incremental_loader, "assign_load_ids", without_ten)
+    feed.land(f"{HOUR_10}/b.json", "4\n")
+    feed.land(f"{HOUR_11}/a.json", "5\n")
+    with pytest.raises(JobFailed, match=r"date=2024-03-01/hour=10 of .* was left out; all else was loaded"):
+        feed.load()
+    assert feed.bronze().where("payload = '5'").count() == 1
+    assert feed.bronze().where("payload = '4'").count() == 0
+
+
+def test_an_hour_is_a_number_not_a_text(feed: Feed) -> None:
+    feed.land("date=2024-03-01/hour=9/a.json", "nine\n")
+    feed.land("date=2024-03-01/hour=10/a.json", "ten\n")
+    window = {"from_": "2024-03-01T09", "to": "2024-03-01T10", "require_next_partition": True}
+    assert feed.load(**window)["lines_written"] == 1
+    feed.land("date=2024-03-01/hour=09/b.json", "nine too\n")
+    assert feed.load(**window)["lines_written"] == 1
+    with pytest.raises(NotReady, match="partition date=2024-03-01/hour=08 of"):
+        feed.load(from_="2024-03-01T08", to="2024-03-01T10")
+    assert_rows(feed.bronze().select("payload", "hour"), [("nine", 9), ("nine too", 9)])
 
 
 # --- other layouts ---------------------------------------------------------------------------------------

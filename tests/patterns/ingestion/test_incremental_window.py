@@ -183,6 +183,13 @@ def test_a_time_with_an_offset_is_turned_into_utc(render: MacroRenderer, offset:
     assert window == f"(t >= timestamp '2024-03-01 {utc}+00:00')"
 
 
+def test_a_column_in_quotes_is_no_expression(spark: SparkSession, render: MacroRenderer) -> None:
+    rows = "values (1, timestamp '2024-03-01 10:00:00Z'), (2, null) as visits (id, `Landed At`)"
+    for column in ("`Landed At`", "visits.`Landed At`"):
+        window = render("incremental_window", column=column, bootstrap_from="2024-03-01")
+        assert_rows(spark.sql(f"select id from {rows} where {window}"), [(1,)])
+
+
 def test_groups_that_new_rows_touch(spark: SparkSession, render: MacroRenderer) -> None:
     spark.createDataFrame(
         [("a", 1, at(10)), ("a", 1, at(12)), ("a", 2, at(11)), ("b", None, at(11)), ("c", 1, None)],

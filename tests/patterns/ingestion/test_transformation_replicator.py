@@ -480,6 +480,21 @@ def test_csv_values_stay_the_texts_that_they_are(replica: Replica) -> None:
         replica.replicate(**csv_form)
 
 
+def test_a_byte_order_mark_and_a_header_that_differs(replica: Replica) -> None:
+    source = replica.root / "production"
+    source.mkdir()
+    replica.contract("dataset: users\ncolumns: [{name: id}, {name: login}]")
+    csv_form = {"format": "csv", "source": str(source)}
+    for header in ("id,login", '"id","login"'):
+        (source / "a.csv").write_text(f"\ufeff{header}\r\n1,é\r\n", encoding="utf-8")
+        replica.replicate(**csv_form)
+        assert replica.lines() == ["id,login", "1,é"]
+    (source / "b.csv").write_text("login,id\nann,1\n", encoding="utf-8")
+    with pytest.raises(DataRefused, match=r"cannot read .*\.csv .*header.*; nothing was replicated"):
+        replica.replicate(**csv_form)
+    assert replica.lines() == ["id,login", "1,é"]
+
+
 # --- contracts and parameters -----------------------------------------------------------------------------
 
 

@@ -579,7 +579,7 @@ def test_all_problems_of_a_file_in_one_error(spark: SparkSession, tmp_path: Path
     message = str(refused.value)
     assert message.startswith("1 of 1 files failed the audit: /")
     assert message.endswith(
-        "bad.json: 10 bytes, allowed at least 100; 1 lines, allowed at least 2; line 1 is not one JSON object"
+        "bad.json: 10 bytes, allowed at least 100; 1 lines, allowed at least 2; line 1 is not one JSON object in UTF-8"
     )
 
 

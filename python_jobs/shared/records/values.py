@@ -1,0 +1,142 @@
+"""From a text to a typed value, exactly or not at all: the one rule of all readers.
+
+Spark's own casts and parsers change values without a word: ``1.239`` becomes ``1.24`` in a ``decimal(5,2)``, the text
+of a timestamp becomes a date, ``10:00`` becomes ten o'clock of today, ``16777217`` becomes ``16777216`` in a float.
+Here a text that the type can't hold as it is written is no value of that type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    CharType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+from python_jobs.shared.core.failures import WrongUse
+
+_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_CLOCK = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*)?)?"
+_OFFSET = r" ?(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
+
+FULL_TIMESTAMP = _DATE.removesuffix("$") + _CLOCK + f"(?:{_OFFSET})?$"
+"""Texts that say a date, an hour and a minute at least, with no more than microseconds; the offset may be absent."""
+
+_LOCAL_TIMESTAMP = _DATE.removesuffix("$") + _CLOCK + "$"
+_ATOMIC = (
+    StringType,
+    BooleanType,
+    IntegralType,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    BinaryType,
+)
+_SAFE_DIGITS = {FloatType: 6, DoubleType: 15}
+
+
+def require_readable(schema: StructType, nested: bool) -> None:
+    """Refuse types that no text is read as.
+
+    Raises:
+        WrongUse: a column is of another type; ``nested`` allows structs, arrays and maps.
+    """
+    for path, type_ in _leaves("", schema, nested):
+        if not isinstance(type_, _ATOMIC) or is_limited(type_):
+            raise WrongUse(
+                f"column {path} is of type {type_.simpleString()}, which no text is read as: declare a string, "
+                "boolean, integer, float, double, decimal, date, timestamp or binary"
+            )
+
+
+def is_limited(type_: DataType) -> bool:
+    """Return whether a type is a text of limited length, which nobody checks once Spark has read the value."""
+    return isinstance(type_, CharType | VarcharType)
+
+
+def _leaves(path: str, type_: DataType, nested: bool) -> Iterator[tuple[str, DataType]]:
+    if isinstance(type_, StructType) and (nested or not path):
+        for field in type_.fields:
+            yield from _leaves(f"{path}.{field.name}".lstrip("."), field.dataType, nested)
+    elif isinstance(type_, ArrayType) and nested:
+        yield from _leaves(f"{path}.element", type_.elementType, nested)
+    elif isinstance(type_, MapType) and nested and isinstance(type_.keyType, StringType):
+        yield from _leaves(f"{path}.value", type_.valueType, nested)
+    else:
+        yield path, type_
+
+
+def exact_value(text: Column, type_: DataType) -> Column:
+    """Return the text as a value of an atomic type; NULL if the type can't hold exactly what it says.
+
+    An integral number such as ``517.0`` is an integer. A date is a date alone, a timestamp has a time of day, and one
+    without time zone has no offset. Floats hold the digits they would print. ``NaN`` and ``Infinity`` are no numbers.
+    """
+    if isinstance(type_, StringType):
+        return text
+    if isinstance(type_, BooleanType):
+        return F.when(F.lower(text) == "true", True).when(F.lower(text) == "false", False)
+    if isinstance(type_, IntegralType):
+        plain = text.try_cast(type_)
+        integral = F.when(_scale(text) <= 0, text.try_cast("decimal(38,0)").try_cast(type_))
+        return F.when(text.rlike(_NUMBER), F.coalesce(plain, integral))
+    if isinstance(type_, DecimalType):
+        return F.when(text.rlike(_NUMBER) & (_scale(text) <= type_.scale), text.try_cast(type_))
+    if isinstance(type_, FloatType | DoubleType):
+        value = text.try_cast(type_)
+        short = (F.length(text) <= _SAFE_DIGITS[type(type_)]) & ~F.lower(text).contains("e")
+        same_digits = _digits(text) == _digits(value.cast("string"))
+        return F.when(text.rlike(_NUMBER) & (short | same_digits), value)
+    if isinstance(type_, BinaryType):
+        return F.try_to_binary(text, F.lit("base64"))
+    pattern = _DATE if isinstance(type_, DateType) else _LOCAL_TIMESTAMP
+    pattern = FULL_TIMESTAMP if isinstance(type_, TimestampType) else pattern
+    # Spark's cast takes an offset only behind seconds.
+    with_seconds = F.regexp_replace(text, r"^(.{10}[ T][0-9]{2}:[0-9]{2})( ?[Z+-].*)$", "$1:00$2")
+    return F.when(text.rlike(pattern), with_seconds.try_cast(type_))
+
+
+def _scale(number: Column) -> Column:
+    """Return how many decimals the number needs: those it has, without zeros at the end, less its exponent."""
+    decimals = F.length(F.regexp_extract(number, r"\.([0-9]*?)0*(?:[eE]|$)", 1))
+    exponent = F.nullif(F.regexp_extract(number, r"[eE]([+-]?[0-9]+)$", 1), F.lit(""))
+    return decimals - F.coalesce(exponent, F.lit("0")).try_cast("int")
+
+
+def _digits(number: Column) -> Column:
+    """Return a number's digits, without zeros at either end."""
+    mantissa = F.regexp_replace(number, r"[eE].*$|[-+.]", "")
+    return F.regexp_replace(mantissa, r"^0+|0+$", "")
+
+
+def exact_cast(value: Column, source: DataType, target: DataType) -> Column:
+    """Return a typed value as another type; NULL for a value that would change by it."""
+    if source == target:
+        return value
+    if isinstance(source, StringType):
+        return exact_value(value, target)
+    cast = value.try_cast(target)
+    if isinstance(target, StringType):
+        return F.try_validate_utf8(cast)
+    return F.when(cast.cast(source).eqNullSafe(value), cast)
