@@ -164,6 +164,7 @@ def test_conditions_without_a_hit_and_empty_inputs_are_reported_as_zero(
     assert form.run(devices, never)[1] == REJECTED | {"negative_version": 0}
     valid, rejected, read = form.run(devices.limit(0), CONDITIONS)
     assert (valid.count(), rejected, read) == (0, dict.fromkeys(REJECTED, 0), 0)
+    assert valid.dtypes == [("type", "string"), ("full_name", "string"), ("version", "int")]
 
 
 def test_bots_and_unreadable_values_are_counted_under_their_own_names(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from python_jobs.error_management import late_data_detector as job
 from python_jobs.error_management import windowed_counter
@@ -21,6 +23,7 @@ from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
+from tests.support.session import setting
 from tests.support.snippets import snippet, snippets
 
 PAGE = "docs/error_management.md"
@@ -472,6 +475,35 @@ def test_without_a_stateful_operator_spark_s_watermark_drops_nothing(
     query.awaitTermination()
     passed = spark.read.format("delta").load(str(tmp_path / "passed"))
     assert_rows(passed, [(at("10:00"),), (at("08:00"),)])
+
+
+@pytest.mark.parametrize(("policy", "watermark", "dropped"), [("min", "09:50", 0), ("max", "10:30", 1)])
+def test_two_sources_have_one_watermark_by_spark_s_policy(
+    spark: SparkSession, tmp_path: Path, policy: str, watermark: str, dropped: int
+) -> None:
+    """With the sources at 10:40 and 10:00, a row of 10:15 from the slow one is late under the policy max only."""
+    fast, slow = Windows(spark, tmp_path / "fast"), Windows(spark, tmp_path / "slow")
+    fast.append("10:40")
+    for clock in ("10:00", "10:00", "10:15"):
+        slow.append(clock)  # a batch drops rows by the watermark that the batch before it ran with
+
+    def stream(windows: Windows) -> DataFrame:
+        rows = spark.readStream.format("delta").option("maxFilesPerTrigger", 1)
+        return rows.load(str(windows.folder / "source")).withWatermark("event_time", "10 minutes")
+
+    counted = stream(fast).unionByName(stream(slow)).groupBy(F.window("event_time", "5 minutes")).count()
+    with setting(spark, "spark.sql.streaming.multipleWatermarkPolicy", policy):
+        query = (
+            counted.writeStream.format("noop")
+            .outputMode("update")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    third = json.loads(query.recentProgress[2].json)
+    assert third["eventTime"]["watermark"] == f"2024-01-01T{watermark}:00.000Z"
+    assert third["stateOperators"][0]["numRowsDroppedByWatermark"] == dropped
 
 
 def test_the_counter_s_wrong_use_gives_one_sentence(spark: SparkSession, tmp_path: Path) -> None:

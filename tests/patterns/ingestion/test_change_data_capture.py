@@ -115,6 +115,27 @@ def test_each_offset_is_there_once_whatever_happens_to_the_checkpoint(bronze):
     assert [row[0] - rows[0][0] for row in rows] == [0, 0, 1]
 
 
+def test_records_of_three_partitions_are_there_once_in_the_order_of_their_key(bronze):
+    """60 records are there before the first start, 40 come before the restart; a second query reads all by itself."""
+    bronze.topic = bronze.broker.create_topic(f"{bronze.topic}_three", partitions=3)
+    sent = [Record(f"{number:03}".encode(), key=f"user {number % 7}".encode()) for number in range(100)]
+    bronze.broker.produce(bronze.topic, sent[:60])
+    assert bronze.load() == 60
+    bronze.broker.produce(bronze.topic, sent[60:])
+    assert bronze.load() == 40
+    rows = (
+        bronze.rows().select("key", "partition", "offset", "payload").orderBy("partition", "offset").collect()
+    )
+    assert len({(row["partition"], row["offset"]) for row in rows}) == len(rows) == 100
+    assert {row["partition"] for row in rows} == {0, 1, 2}
+    for user in range(7):
+        of_user = [row["payload"] for row in rows if row["key"] == f"user {user}"]
+        assert of_user == [f"{number:03}" for number in range(user, 100, 7)]
+    others = {name: f"{getattr(bronze, name)}_second" for name in ("target", "checkpoint")}
+    assert bronze.load(**others) == 100
+    assert bronze.load() == 0
+
+
 def test_a_batch_that_was_committed_is_not_written_again(bronze):
     bronze.broker.produce(bronze.topic, messages("a"))
     bronze.load()

@@ -429,26 +429,32 @@ def feed(project, spark):
 def test_the_models_of_the_page(project, feed):
     """Snapshot, insert, update, key change, deletion, truncate, tombstone, message, rejects, redelivery.
 
-    Row 6 comes newest change first; row 2 comes again after its deletion; the first truncate meets empty tables.
+    Row 6 comes newest change first, row 7 is deleted by the batch that creates it, row 8 comes from the snapshot and
+    the stream; row 2 comes again after its deletion, also late; the first truncate meets empty tables.
     """
-    changed = envelope("u", 12, after=row(1, name="bea"))
-    feed(
+    first = [
         envelope("t", 9),
         envelope("r", 10, after=row(1, name="ann")),
         envelope("r", 10, after=row(2, name="bob")),
         envelope("c", 11, after=row(3, name="cid")),
-        changed,
+        envelope("u", 12, after=row(1, name="bea")),
         envelope("d", 13, before=row(2)), None,
         envelope("u", 12, after=row(6, name="newer")), envelope("c", 11, after=row(6, name="older")),
-        "{broken",
-    )  # fmt: skip
+        envelope("c", 11, after=row(7, name="one")), envelope("u", 12, after=row(7, name="two")),
+        envelope("u", 13, after=row(7, name="three")), envelope("d", 14, before=row(7)),
+        envelope("r", 10, after=row(8, name="hal")), envelope("c", 11, after=row(8, name="hal")),
+    ]  # fmt: skip
+    feed(*first, "{broken")
     assert_rows(
         project.table("users_current").select("id", "name", "lsn", "is_deleted"),
-        [(1, "bea", 12, False), (2, None, 13, True), (3, "cid", 11, False), (6, "newer", 12, False)],
-    )
-    # The connector comes back and sends again; then a key changes, and everything is truncated but one row follows.
+        [
+            (1, "bea", 12, False), (2, None, 13, True), (3, "cid", 11, False), (6, "newer", 12, False),
+            (7, None, 14, True), (8, "hal", 11, False),
+        ],
+    )  # fmt: skip
+    # The connector sends all again from the beginning; then a key changes, and everything is truncated but one row.
     feed(
-        changed, envelope("r", 10, after=row(2, name="bob")),
+        *first, envelope("u", 12, after=row(2, name="late")),
         envelope("d", 14, before=row(3)), None, envelope("c", 14, after=row(4, name="cid")),
         envelope("t", 15),
         envelope("c", 16, after=row(5, name="eve")),
@@ -460,7 +466,9 @@ def test_the_models_of_the_page(project, feed):
             (1, "r", 10, False), (2, "r", 10, False), (3, "c", 11, False), (1, "u", 12, False), (2, "d", 13, True),
             (3, "d", 14, True), (4, "c", 14, False),
             (6, "c", 11, False), (6, "u", 12, False),
-            (1, "t", 15, True), (4, "t", 15, True), (6, "t", 15, True),
+            (7, "c", 11, False), (7, "u", 12, False), (7, "u", 13, False), (7, "d", 14, True),
+            (8, "r", 10, False), (8, "c", 11, False), (2, "u", 12, False),
+            (1, "t", 15, True), (4, "t", 15, True), (6, "t", 15, True), (8, "t", 15, True),
             (5, "c", 16, False),
         ],
     )  # fmt: skip
@@ -469,17 +477,21 @@ def test_the_models_of_the_page(project, feed):
         [
             (5, "eve", 16, False),
             (1, None, 15, True), (2, None, 13, True), (3, None, 14, True), (4, None, 15, True), (6, None, 15, True),
+            (7, None, 14, True), (8, None, 15, True),
         ],
     )  # fmt: skip
     assert_rows(
         project.table("users_history").select("id", "name", "effective_from", "effective_to", "is_current"),
         [
             (1, "ann", time(10), time(12), False), (1, "bea", time(12), time(15), False),
-            (2, "bob", time(10), time(13), False),
+            (2, "bob", time(10), time(12), False), (2, "late", time(12), time(13), False),
             (3, "cid", time(11), time(14), False),
             (4, "cid", time(14), time(15), False),
             (5, "eve", time(16), None, True),
             (6, "older", time(11), time(12), False), (6, "newer", time(12), time(15), False),
+            (7, "one", time(11), time(12), False), (7, "two", time(12), time(13), False),
+            (7, "three", time(13), time(14), False),
+            (8, "hal", time(10), time(15), False),
         ],
     )  # fmt: skip
     assert_rows(
@@ -492,6 +504,6 @@ def test_the_models_of_the_page(project, feed):
     versions = [len(project.history(name)) for name in ("users_changes", "users_current", "users_history")]
     project.run("run", "--select", "users_changes")
     assert_rows(project.table("users_changes").groupBy("op").count(), [
-        ("r", 2), ("c", 4), ("u", 2), ("d", 2), ("t", 3)
+        ("r", 3), ("c", 6), ("u", 5), ("d", 3), ("t", 4)
     ])  # fmt: skip
     assert versions == [2, 2, 2]
