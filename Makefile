@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 ACTIVATE := source .venv/bin/activate
 
 # A misspelt name would be ignored and the target run as if nothing had been said.
-VARIABLES := INPUT VISITS SOURCE SAMPLE PYTHON
+VARIABLES := INPUT VISITS SOURCE SEPARATE SAMPLE PYTHON
 UNKNOWN := $(filter-out $(VARIABLES),$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name))))
 ifneq ($(UNKNOWN),)
 $(error There is no variable $(UNKNOWN): the variables are $(VARIABLES))
@@ -21,9 +21,10 @@ help: ## list the targets
 setup: ## virtual environment, pins, jars, activate script; does nothing the second time
 	@$(PYTHON) tools/setup.py
 
-demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for another size, SOURCE=kafka for services
+demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for another size, SOURCE=kafka for services, SEPARATE=true for a process a step
 	@$(ACTIVATE) && python -m case_study.demo \
-		$(if $(INPUT),--input "$$INPUT") $(if $(VISITS),--visits "$$VISITS") $(if $(SOURCE),--source "$$SOURCE")
+		$(if $(INPUT),--input "$$INPUT") $(if $(VISITS),--visits "$$VISITS") $(if $(SOURCE),--source "$$SOURCE") \
+		$(if $(SEPARATE),--separate "$$SEPARATE")
 
 services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
 	@$(ACTIVATE) && python -m services

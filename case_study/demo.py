@@ -1,7 +1,10 @@
 """Run the case study's main job: every step is a command, which the demo prints before it runs the command.
 
     python -m case_study.demo [--input FOLDER] [--visits N] [--source files|kafka]
-        [--target local|cluster] [--master URL]
+        [--target local|cluster] [--master URL] [--separate true]
+
+All steps run in one Spark session of this process; with ``--separate`` each runs as a process, as an orchestrator
+would run it.
 
 A rerun changes nothing. A later run reads only new and changed landing files.
 """
@@ -12,7 +15,6 @@ import contextlib
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,12 +26,11 @@ from jsonargparse import auto_cli
 from tabulate import tabulate
 
 from case_study.main_job import FEEDS, REPORT, Step, generator_step, main_job
+from case_study.runners import ROOT, OneSession, Runner, as_process
 from case_study.sources import played_sources
 from python_jobs.shared.core.failures import DataRefused, JobFailed
 from python_jobs.shared.spark.session import spark_session
 from services.processes import ServiceFailed
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class DemoFailed(Exception):
@@ -46,6 +47,7 @@ def main(
     source: Literal["files", "kafka"] = "files",
     target: str = "local",
     master: str | None = None,
+    separate: bool = False,
 ) -> int:
     """Run the main job from raw JSON files to published gold tables.
 
@@ -57,6 +59,7 @@ def main(
             services run as long as the demo.
         target: dbt target, local (embedded Spark) or cluster (Spark Thrift Server).
         master: Spark master of the jobs; by default spark-submit's.
+        separate: run each step as a process.
 
     Returns:
         The exit code.
@@ -74,13 +77,15 @@ def main(
         if input:
             feeds = present_feeds(landing)
         with only_run(Path(lakehouse)):
+            run = as_process if separate else OneSession.opened_by_dbt(target, master)
             if not input:
-                generate(landing, visits)
+                generate(landing, visits, run)
                 feeds = present_feeds(landing)
             if source == "kafka":
-                seconds, report, feeds = run_from_kafka(lakehouse, landing, feeds, target, master)
+                seconds, report, feeds = run_from_kafka(lakehouse, landing, feeds, target, master, run)
             else:
-                seconds, report = run_steps(main_job(lakehouse, landing, feeds, target=target, master=master))
+                steps = main_job(lakehouse, landing, feeds, target=target, master=master)
+                seconds, report = run_steps(steps, run)
             summarise(seconds, report, [feed for feed in FEEDS if feed not in feeds])
     except ServiceFailed as failure:
         print(failure, file=sys.stderr)
@@ -145,17 +150,17 @@ def only_run(lakehouse: Path) -> Iterator[None]:
         lock.release()
 
 
-def generate(landing: Path, visits: int) -> None:
+def generate(landing: Path, visits: int, run: Runner) -> None:
     """Generate the case study's data unless it exists; truth.json is written last and marks a complete set."""
     truth = landing / "truth.json"
     if truth.exists() and json.loads(truth.read_text(encoding="utf-8"))["parameters"]["visits"] == visits:
         print(f"landing data exists: {landing}", flush=True)
     else:
-        run_steps([generator_step(landing, visits)])
+        run_steps([generator_step(landing, visits)], run)
 
 
 def run_from_kafka(
-    lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None
+    lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None, run: Runner
 ) -> tuple[dict[str, float], dict[str, Any], list[str]]:
     """Play the landing folder's feeds into services and run the main job on these services.
 
@@ -163,16 +168,17 @@ def run_from_kafka(
     extracts is not used.
     """
     feeds = [feed for feed in feeds if feed != "users"]
-    spark = spark_session("played_sources")
+    spark = run.spark if isinstance(run, OneSession) else spark_session("played_sources")
     with played_sources(spark, landing, feeds, Path(lakehouse) / ".services") as bootstrap_servers:
-        spark.stop()
+        if not isinstance(run, OneSession):
+            spark.stop()
         steps = main_job(
             lakehouse, landing, feeds, target=target, master=master, bootstrap_servers=bootstrap_servers
         )
-        return *run_steps(steps), feeds
+        return *run_steps(steps, run), feeds
 
 
-def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_steps(steps: list[Step], run: Runner) -> tuple[dict[str, float], dict[str, Any]]:
     """Run the steps in order; return the seconds of each step and the report of the last step.
 
     Raises:
@@ -180,23 +186,24 @@ def run_steps(steps: list[Step]) -> tuple[dict[str, float], dict[str, Any]]:
     """
     seconds: dict[str, float] = {}
     report: dict[str, Any] = {}
-    for step in steps:
-        print(f"\n$ {shlex.join(step.command)}", flush=True)
+    for number, step in enumerate(steps, start=1):
+        elapsed = sum(seconds.values())
+        print(f"\nstep {number} of {len(steps)}, after {elapsed:.0f} s", flush=True)
+        print(f"$ {shlex.join(step.command)}", flush=True)
         started = time.monotonic()
-        is_job = step.command[0] == "spark-submit"
-        done = subprocess.run(
-            step.command, cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE if is_job else None
-        )
+        outcome = run(step)
         seconds[step.name] = time.monotonic() - started
-        if is_job and step.name != REPORT:
-            print(done.stdout, end="", flush=True)
-        if done.returncode != 0:
-            sentence = f"step '{step.name}' exited {done.returncode}; the tables keep their last good version"
-            if done.returncode == DataRefused.exit_code and step.when_refused:
+        if outcome.report and step.name != REPORT:
+            print(outcome.report, flush=True)
+        if outcome.exit_code != 0:
+            sentence = (
+                f"step '{step.name}' exited {outcome.exit_code}; the tables keep their last good version"
+            )
+            if outcome.exit_code == DataRefused.exit_code and step.when_refused:
                 sentence += f"; {step.when_refused}"
-            raise DemoFailed(sentence, done.returncode)
+            raise DemoFailed(sentence, outcome.exit_code)
         if step.name == REPORT:
-            report = json.loads(done.stdout.splitlines()[-1])
+            report = json.loads(outcome.report or "{}")
     return seconds, report
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from case_study import demo
 from case_study.main_job import FEEDS, main_job
+from case_study.runners import as_process
 
 NOBODY = 65534
 
@@ -108,7 +109,7 @@ def test_folders_that_may_not_be_entered_are_named(open_path):
 def test_a_failed_step_ends_the_run_with_its_exit_code(capfd):
     step = demo.Step("broken", ("bash", "-c", "echo why >&2; exit 3"))
     with pytest.raises(demo.DemoFailed, match="step 'broken' exited 3") as stopped:
-        demo.run_steps([step])
+        demo.run_steps([step], as_process)
     assert stopped.value.exit_code == 3
 
 
@@ -117,7 +118,7 @@ def test_refused_data_name_the_command_that_goes_on(capfd):
     for code, named in ((3, True), (1, False)):
         step = dataclasses.replace(parse, command=("bash", "-c", f"exit {code}"))
         with pytest.raises(demo.DemoFailed) as stopped:
-            demo.run_steps([step])
+            demo.run_steps([step], as_process)
         assert (" --checkpoint '/lake house/checkpoints/dead_letter_visits' --max_bad_share 1`, then run" in
                 str(stopped.value)) == named  # fmt: skip
 
@@ -140,7 +141,7 @@ def test_the_tables_from_kafka_are_a_lakehouse_of_their_own(lakehouse_root, land
 
 def test_complete_generated_data_is_kept(tmp_path, capsys):
     (tmp_path / "truth.json").write_text(json.dumps({"parameters": {"visits": 100}}), encoding="utf-8")
-    demo.generate(tmp_path, 100)
+    demo.generate(tmp_path, 100, as_process)
     assert capsys.readouterr().out == f"landing data exists: {tmp_path}\n"
 
 

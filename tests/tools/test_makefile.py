@@ -33,7 +33,9 @@ def make(checkout: Path, *arguments: str) -> tuple[int, str]:
 def test_a_misspelt_variable_is_one_sentence(checkout: Path) -> None:
     code, output = make(checkout, "help", "INPTU=landing")
     assert code == 2
-    assert "There is no variable INPTU: the variables are INPUT VISITS SOURCE SAMPLE PYTHON." in output
+    assert (
+        "There is no variable INPTU: the variables are INPUT VISITS SOURCE SEPARATE SAMPLE PYTHON." in output
+    )
     assert output.count("\n") == 1
 
 
@@ -42,3 +44,4 @@ def test_a_known_variable_is_taken(checkout: Path, folder: str) -> None:
     expected = f"<-m><case_study.demo><--input><{folder}><--visits><10>"
     assert make(checkout, "demo", f"INPUT={folder}", "VISITS=10") == (0, expected)
     assert make(checkout, "demo", "SOURCE=kafka") == (0, "<-m><case_study.demo><--source><kafka>")
+    assert make(checkout, "demo", "SEPARATE=true") == (0, "<-m><case_study.demo><--separate><true>")

@@ -62,14 +62,32 @@ def run_program(
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
     """Run a program without Spark under the contract of jobs: command line, report, exit code."""
+    end(*program_outcome(parameters_class, run, argv))
+
+
+def end(exit_code: int, report: str | None) -> NoReturn:
+    """Print the report and end the process."""
+    if report is not None:
+        print(report)
+    sys.exit(exit_code)
+
+
+def program_outcome(
+    parameters_class: type[Parameters],
+    run: Callable[[Parameters], Report],
+    argv: Sequence[str] | None = None,
+) -> tuple[int, str | None]:
+    """Run a program; return its exit code and its report as one line of JSON, None if it failed.
+
+    Of a known failure, its sentence is printed on standard error; any other is raised.
+    """
     try:
         parameters, report_path = parse_parameters(parameters_class, argv)
         report = run(parameters)
     except JobFailed as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
-        sys.exit(failure.exit_code)
+        return failure.exit_code, None
     line = json.dumps(report, default=str, ensure_ascii=False)
     if report_path:
         Path(report_path).write_text(line + "\n", encoding="utf-8")
-    print(line)
-    sys.exit(0)
+    return 0, line

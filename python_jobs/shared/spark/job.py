@@ -26,7 +26,8 @@ from pyspark.sql import SparkSession
 from python_jobs.shared.core.command_line import (
     Parameters,
     Report,
-    run_program,
+    end,
+    program_outcome,
 )
 from python_jobs.shared.core.failures import (
     DataRefused,
@@ -47,8 +48,23 @@ def run_job(
     stack trace, because we need the trace to find the fault.
     """
 
+    end(*job_outcome(lambda: spark_session(Path(sys.argv[0]).stem), parameters_class, run, argv))
+
+
+def job_outcome(
+    session: Callable[[], SparkSession],
+    parameters_class: type[Parameters],
+    run: Callable[[SparkSession, Parameters], Report],
+    argv: Sequence[str] | None = None,
+) -> tuple[int, str | None]:
+    """Run one job in the session that ``session`` gives, after its command line is read.
+
+    Returns its exit code and its report as one line of JSON, None if it failed. Of a known failure, its sentence is
+    printed on standard error; any other is raised.
+    """
+
     def run_on_spark(parameters: Parameters) -> Report:
-        spark = spark_session(Path(sys.argv[0]).stem)
+        spark = session()
         try:
             return run(spark, parameters)
         except (PySparkException, Py4JJavaError) as failure:
@@ -57,7 +73,7 @@ def run_job(
                 raise
             raise JobFailed(sentence) from failure
 
-    run_program(parameters_class, run_on_spark, argv)
+    return program_outcome(parameters_class, run_on_spark, argv)
 
 
 # Failures that a user can fix, by a part of Spark's message; all other failures keep their trace.

@@ -1,0 +1,77 @@
+"""Steps of the main job run in one session or as processes: exit codes, reports, settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from case_study.main_job import Step
+from case_study.runners import OneSession, Outcome, Runner, as_process
+from python_jobs.shared.core.failures import DataRefused
+from tests.support.session import settings_kept
+
+ANSI, OVERWRITE = "spark.sql.ansi.enabled", "spark.sql.sources.partitionOverwriteMode"
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the job of this module does; the tests run this module as a step."""
+
+    end: str
+
+
+def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
+    """Return the session's settings and change them, or fail."""
+    if parameters.end == "refused":
+        raise DataRefused("too many lines")
+    if parameters.end == "fault":
+        raise ZeroDivisionError("a fault of ours")
+    found = {"ansi": spark.conf.get(ANSI), "overwrite": spark.conf.get(OVERWRITE)}
+    spark.conf.set(OVERWRITE, "dynamic")
+    return found
+
+
+def job_step(end: str) -> Step:
+    """Return the step that runs this module as a job."""
+    command = ("spark-submit", "--master", "local[1]", "tests/test_runners.py", "--end", end)
+    return Step(end, command)
+
+
+def test_what_dbt_or_a_job_sets_has_no_effect_on_the_next_job(spark: SparkSession) -> None:
+    one = OneSession(spark)
+    untouched = one(job_step("done"))
+    with settings_kept(spark):
+        spark.conf.set(ANSI, "false")
+        spark.conf.set(OVERWRITE, "dynamic")
+        touched = one(job_step("done"))
+    assert untouched == touched == Outcome(0, json.dumps({"ansi": "true", "overwrite": "STATIC"}))
+
+
+def test_a_job_that_fails_gives_its_exit_code_and_prints_why(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = OneSession(spark)
+    assert one(job_step("refused")) == Outcome(DataRefused.exit_code)
+    assert capsys.readouterr() == ("", "DataRefused: too many lines\n")
+    assert one(job_step("fault")) == Outcome(1)
+    printed = capsys.readouterr().err
+    assert printed.startswith("Traceback")
+    assert printed.endswith("ZeroDivisionError: a fault of ours\n")
+
+
+def test_wrong_parameters_of_a_step_end_with_two(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("spark-submit", "tests/test_runners.py", "--ned", "done")
+    assert OneSession(spark)(Step("misspelt", command)) == Outcome(2)
+    assert "ned" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("runner", ["one session", "process"])
+def test_dbt_that_fails_gives_its_exit_code(spark: SparkSession, runner: str) -> None:
+    run_step: Runner = OneSession(spark) if runner == "one session" else as_process
+    assert run_step(Step("dbt", ("dbt", "--quiet", "ls", "--no-such-flag"))) == Outcome(2)
