@@ -6,9 +6,10 @@
 
 {% macro default__as_of(timestamp, versions=none, effective_from='effective_from', effective_to='effective_to') %}
     {#- Validity is half-open: at the instant of a change the new version holds. -#}
-    {%- set prefix = versions ~ '.' if versions else '' -%}
+    {%- set begins = lakehouse_patterns.quoted_name(effective_from, versions) -%}
+    {%- set ends = lakehouse_patterns.quoted_name(effective_to, versions) -%}
 (
-    {{ prefix }}{{ effective_from }} <= {{ timestamp }}
-    and ({{ prefix }}{{ effective_to }} > {{ timestamp }} or {{ prefix }}{{ effective_to }} is null)
+    {{ begins }} <= {{ timestamp }}
+    and ({{ ends }} > {{ timestamp }} or {{ ends }} is null)
 )
 {%- endmacro %}

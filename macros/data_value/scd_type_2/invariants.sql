@@ -9,25 +9,28 @@
     gap_allowed_when='closed_by_delete'
 ) %}
     {#- Fails with one row for each broken rule of a version: key, validity and the rule's name. -#}
-    {%- set keys = lakehouse_patterns.as_list(unique_key) -%}
+    {%- set keys = lakehouse_patterns.quoted_names(lakehouse_patterns.as_list(unique_key)) -%}
     {%- do lakehouse_patterns.require(keys | length > 0, 'scd_type_2_invariants needs unique_key') -%}
     {%- set entity = keys | join(', ') -%}
+    {%- set begins = lakehouse_patterns.quoted_name(effective_from) -%}
+    {%- set ends = lakehouse_patterns.quoted_name(effective_to) -%}
+    {%- set current = lakehouse_patterns.quoted_name(is_current) if is_current else ends ~ ' is null' -%}
 with chained as (
     select
         {{ entity }},
-        {{ effective_from }} as effective_from,
-        {{ effective_to }} as effective_to,
-        {{ is_current if is_current else effective_to ~ ' is null' }} as is_current,
+        {{ begins }} as effective_from,
+        {{ ends }} as effective_to,
+        {{ current }} as is_current,
         coalesce({{ gap_allowed_when }}, false) as gap_allowed,
-        lead({{ effective_from }}) over by_start as next_from,
+        lead({{ begins }}) over by_start as next_from,
         row_number() over by_start = count(*) over by_key as is_last,
         row_number() over by_start = 1 as is_first,
-        count_if({{ is_current if is_current else effective_to ~ ' is null' }}) over by_key as current_versions
+        count_if({{ current }}) over by_key as current_versions
     from {{ model }}
     window
         by_key as (partition by {{ entity }}),
         by_start as (
-            partition by {{ entity }} order by {{ effective_from }} asc nulls first, {{ effective_to }} asc nulls last
+            partition by {{ entity }} order by {{ begins }} asc nulls first, {{ ends }} asc nulls last
         )
 ),
 
