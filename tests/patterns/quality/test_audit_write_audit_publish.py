@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -21,8 +20,10 @@ from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.stories import FAILS, PASSES, DbtStories, Story
 
 PAGE = "docs/quality.md"
+THIS = "tests/patterns/quality/test_audit_write_audit_publish.py::"
 
 
 def model(options: str, sql: str, config: str = "materialized='awap'") -> str:
@@ -40,7 +41,7 @@ BATCHES = model(
     ]}""",
     """select payload, record.user_id, record.page
     from (select payload, from_json(payload, 'user_id string, page string') as record
-          from {{ source('raw', 'lines') }})""",
+          from {{ source('raw', this.identifier ~ '_input') }})""",
 )
 STRICT = model(
     """{'audits': [
@@ -48,7 +49,7 @@ STRICT = model(
         {'name': 'page_known', 'type': 'null_share', 'column': 'page', 'max': 0.4},
         {'name': 'pages', 'type': 'measure', 'expression': 'count(distinct page)', 'min': 1}
     ]}""",
-    "select user_id, page from {{ source('raw', 'pages') }}",
+    "select user_id, page from {{ source('raw', 'strict_input') }}",
 )
 DAILY = model(
     """{'period': 'day', 'audits': [
@@ -58,70 +59,83 @@ DAILY = model(
         {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.4},
         {'name': 'surge', 'type': 'change', 'expression': 'sum(visitors)', 'max': 2, 'outcome': 'annotate'}
     ]}""",
-    "select * from {{ source('raw', 'statistics') }}",  # the partition last, as the in-memory catalog wants it
+    # the partition last, as the in-memory catalog wants it
+    "select * from {{ source('raw', this.identifier ~ '_input') }}",
     "materialized='awap', partition_by=['day'], on_schema_change='append_new_columns'",
 )
 WINDOW = model(
     """{'period': 'day', 'from': "date '2024-07-02'", 'to': "date '2024-07-04'", 'audits': [
         {'name': 'rows', 'type': 'row_count', 'min': 1, 'outcome': 'annotate', 'severity': 'error'}
     ]}""",
-    "select day, visitors from {{ source('raw', 'window') }}",
+    "select day, visitors from {{ source('raw', 'windowed_input') }}",
 )
 COUNTED = model(
     """{'period': 'day', 'is_deleted': 'is_deleted', 'audits': [
         {'name': 'rows', 'type': 'row_count', 'min': 1},
         {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.5}
     ]}""",
-    "select day, visitors, visitors = 0 as is_deleted from {{ source('raw', 'window') }}",
+    "select day, visitors, visitors = 0 as is_deleted from {{ source('raw', 'counted_input') }}",
 )
 INPUT = model(
     """{'input_audits': [
-        {'input': 'pages', 'min_rows': 100, 'min_bytes': 1000000, 'columns': ['user_id', 'ip', 'login']}
+        {'input': 'with_input_audit_input', 'min_rows': 100, 'min_bytes': 1000000,
+         'columns': ['user_id', 'ip', 'login']}
     ], 'audits': [{'name': 'rows', 'type': 'row_count', 'min': 1}]}""",
-    "select * from {{ source('raw', 'pages') }}",
+    "select * from {{ source('raw', 'with_input_audit_input') }}",
 )
-PROPERTIES = """
+# Each story has a model of its own, which reads the source <model>_input.
+MODELS = {
+    "by_number": BATCHES,
+    "by_share": BATCHES,
+    "killed": BATCHES,
+    "strict": STRICT,
+    "changing": DAILY,
+    "rerun": DAILY,
+    "rejected_day": DAILY,
+    "forgotten": DAILY,
+    "windowed": WINDOW,
+    "counted": COUNTED,
+    "with_input_audit": INPUT,
+    "visit_statistics": snippet(PAGE, THIS + "test_snippet_of_the_page"),
+}
+TABLES = [*(f"{name}_input" for name in MODELS), "visits"]
+PROPERTIES = f"""
 version: 2
 sources:
   - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: lines}, {name: pages}, {name: statistics}, {name: window}]
+    schema: "{{{{ target.schema }}}}"
+    tables: [{", ".join(f"{{name: {name}}}" for name in TABLES)}]
 models:
-  - name: daily
+  - name: changing
     data_tests:
       - lakehouse_patterns.audit_within:
           name: publisher_bound
-          arguments: {audit: surge, max: 10}
+          arguments: {{audit: surge, max: 10}}
       - lakehouse_patterns.audit_within:
           name: reader_bound
-          arguments: {audit: surge, max: 1}
+          arguments: {{audit: surge, max: 1}}
       - lakehouse_patterns.audit_within:
           name: unknown_audit
-          arguments: {audit: nobody_measures_this, max: 1}
+          arguments: {{audit: nobody_measures_this, max: 1}}
 """
-FILES = {
-    "models/batches.sql": BATCHES,
-    "models/strict.sql": STRICT,
-    "models/daily.sql": DAILY,
-    "models/windowed.sql": WINDOW,
-    "models/counted.sql": COUNTED,
-    "models/with_input_audit.sql": INPUT,
-    "models/properties.yml": PROPERTIES,
-}
 JULY_1, JULY_2, JULY_3, JULY_4, JULY_5 = (dt.date(2024, 7, day) for day in range(1, 6))
 STATISTICS = "site string, visitors long, day date"
+WINDOWS = "day date, visitors long"
 PAGES = "user_id string, page string"
+
+stories = DbtStories()
 
 
 @pytest.fixture(scope="module")
 def project(make_project: Callable[..., DbtProject]) -> DbtProject:
-    return make_project(FILES)
+    models = {f"models/{name}.sql": text for name, text in MODELS.items()}
+    return make_project({"models/properties.yml": PROPERTIES, **models})
 
 
-def lines(project: DbtProject, valid: int, invalid: int) -> None:
-    """Replace the source of `batches`; every fifth invalid line can't be parsed at all."""
+def lines(project: DbtProject, name: str, *, valid: int, invalid: int) -> None:
+    """Replace a model's input; every fifth invalid line can't be parsed at all."""
     project.source(
-        "lines",
+        f"{name}_input",
         project.spark.sql(
             f"""select '{{"user_id":"u' || id || '","page":"null"}}' as payload from range({valid})
             union all
@@ -130,12 +144,9 @@ def lines(project: DbtProject, valid: int, invalid: int) -> None:
     )
 
 
-def statistics(project: DbtProject, *rows: tuple[str | None, int, dt.date | None]) -> None:
-    project.source("statistics", project.spark.createDataFrame(rows, STATISTICS))
-
-
-def pages(project: DbtProject, *rows: tuple[str | None, str | None]) -> None:
-    project.source("pages", project.spark.createDataFrame(rows, PAGES))
+def rows(project: DbtProject, name: str, schema: str, *given: tuple[Any, ...]) -> None:
+    """Replace a model's input."""
+    project.source(f"{name}_input", project.spark.createDataFrame(given, schema))
 
 
 def counts(project: DbtProject, name: str) -> tuple[int, int]:
@@ -165,50 +176,56 @@ def versions(project: DbtProject, name: str) -> int:
 # Outcome: dispatch ----
 
 
-def test_dispatch_by_the_number_of_rows(project: DbtProject) -> None:
+@stories.about("by_number")
+def test_dispatch_by_the_number_of_rows(project: DbtProject) -> Story:
     """0 and 10,000 rows are rejected as a batch, 9,999 pass; a first run that is rejected leaves an empty table."""
-    lines(project, valid=10_000, invalid=0)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (0, 10_000)
-    lines(project, valid=9_999, invalid=0)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (9_999, 0)
-    lines(project, valid=0, invalid=0)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (9_999, 0)
+    lines(project, "by_number", valid=10_000, invalid=0)
+    yield PASSES
+    assert counts(project, "by_number") == (0, 10_000)
+
+    lines(project, "by_number", valid=9_999, invalid=0)
+    yield PASSES
+    assert counts(project, "by_number") == (9_999, 0)
+
+    lines(project, "by_number", valid=0, invalid=0)
+    yield PASSES
+    assert counts(project, "by_number") == (9_999, 0)
 
 
-def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> None:
+@stories.about("by_share")
+def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> Story:
     """100 rows with 25 invalid give 75 + 25; with 26 nothing new is published and 100 are rejected."""
-    lines(project, valid=75, invalid=25)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (75, 25)
-    published = project.table("batches")
+    lines(project, "by_share", valid=75, invalid=25)
+    yield PASSES
+    assert counts(project, "by_share") == (75, 25)
+    published = project.table("by_share")
     assert {row.page for row in published.collect()} == {"null"}  # the text is no missing value
-    rejects = project.table("batches__rejects")
+    rejects = project.table("by_share__rejects")
     assert {tuple(row.rejected_by) for row in rejects.collect()} == {("required",)}
     assert rejects.where("payload = 'garbage 20' and user_id is null").count() == 1  # the raw line survives
 
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (75, 25)  # a rerun doubles nothing
-    assert project.table("batches__audit_results").count() == 2
+    yield PASSES
+    assert counts(project, "by_share") == (75, 25)  # a rerun doubles nothing
+    assert project.table("by_share__audit_results").count() == 2
+    before = versions(project, "by_share")
 
-    before = versions(project, "batches")
-    lines(project, valid=74, invalid=26)
-    project.run("run", "--select", "batches")
-    assert counts(project, "batches") == (75, 100)
-    assert versions(project, "batches") == before  # readers still have the rows of the run before
-    assert project.table("batches__rejects").where("array_contains(rejected_by, 'required')").count() == 100
+    lines(project, "by_share", valid=74, invalid=26)
+    yield PASSES
+    assert counts(project, "by_share") == (75, 100)
+    assert versions(project, "by_share") == before  # readers still have the rows of the run before
+    assert project.table("by_share__rejects").where("array_contains(rejected_by, 'required')").count() == 100
 
 
 # Outcome: fail ----
 
 
-def test_failures_are_named_together_and_nothing_is_published(project: DbtProject) -> None:
-    pages(project, ("u1", "home"), ("u2", "about"))
-    project.run("run", "--select", "strict")
-    pages(project, ("u1", None), (None, None), ("u3", "home"))
-    message = project.fails("run", "--select", "strict")
+@stories.about("strict")
+def test_failures_are_named_together_and_nothing_is_published(project: DbtProject) -> Story:
+    rows(project, "strict", PAGES, ("u1", "home"), ("u2", "about"))
+    yield PASSES
+
+    rows(project, "strict", PAGES, ("u1", None), (None, None), ("u3", "home"))
+    message = yield FAILS
     assert_no_staging_left(project)
     assert "nothing was published to" in message
     assert "the share of rows with NULL in user_id is 0.3333 (1 of 3), allowed at most 0" in message
@@ -219,148 +236,171 @@ def test_failures_are_named_together_and_nothing_is_published(project: DbtProjec
         project.table("strict__audit_results").select("audit", "issue"),
         [("user_known", None), ("page_known", None), ("pages", None)],
     )
-    pages(project, ("u3", "home"))
-    project.run("run", "--select", "strict")
+
+    rows(project, "strict", PAGES, ("u3", "home"))
+    yield PASSES
     assert_rows(project.table("strict"), [("u3", "home")])
     assert_no_staging_left(project)
 
 
-def test_an_input_audit_blames_the_provider(project: DbtProject) -> None:
+@stories.about("with_input_audit")
+def test_an_input_audit_blames_the_provider(project: DbtProject) -> Story:
     """All problems of the input in one error, before anything is staged."""
-    pages(project, ("u1", "home"))
-    message = project.fails("run", "--select", "with_input_audit")
+    rows(project, "with_input_audit", PAGES, ("u1", "home"))
+    message = yield FAILS
     assert "was not built, its input failed 3 audits" in message
-    assert "pages has 1 rows, allowed at least 100" in message
-    assert re.search(r"pages has \d+ bytes, allowed at least 1000000", message)
-    assert "pages lacks the columns ip, login" in message
+    assert "with_input_audit_input has 1 rows, allowed at least 100" in message
+    assert re.search(r"with_input_audit_input has \d+ bytes, allowed at least 1000000", message)
+    assert "with_input_audit_input lacks the columns ip, login" in message
     assert not project.spark.catalog.tableExists(f"{project.schema}.with_input_audit")
 
 
 # Periods, change against history, annotation ----
 
 
-def test_change_against_history(project: DbtProject) -> None:
+@stories.about("changing")
+def test_change_against_history(project: DbtProject) -> Story:
     """-50 % blocks, +300 % is published with one summary row, and a stricter reader refuses it."""
-    statistics(project, ("a", 1000, JULY_1), ("a", 990, JULY_2), ("a", 1010, JULY_3))
-    project.run("run", "--select", "daily")
-    assert issues(project, "daily") == []
+    rows(project, "changing", STATISTICS, ("a", 1000, JULY_1), ("a", 990, JULY_2), ("a", 1010, JULY_3))
+    yield PASSES
+    assert issues(project, "changing") == []
 
-    statistics(project, ("a", 500, JULY_4))
-    message = project.fails("run", "--select", "daily")
+    rows(project, "changing", STATISTICS, ("a", 500, JULY_4))
+    message = yield FAILS
     assert (
         "Audit 'drop' (fail, 2024-07-04): the change of sum(visitors) is -0.5 (500.0 after 1000.0)" in message
     )
-    assert project.table("daily").count() == 3
+    assert project.table("changing").count() == 3
+    before = project.history("changing")[0]["version"]
 
-    before = project.history("daily")[0]["version"]
-    statistics(project, ("a", 4000, JULY_4))
-    project.run("run", "--select", "daily")
-    assert project.history("daily")[0]["version"] == before + 1
-    (summary,) = project.table("daily__audit_results").where("issue is not null").collect()
-    assert (summary.dataset, summary.run, summary.audit) == (f"{project.schema}.daily", "2024-07-04", "surge")
+    rows(project, "changing", STATISTICS, ("a", 4000, JULY_4))
+    yield PASSES
+    assert project.history("changing")[0]["version"] == before + 1
+    (summary,) = project.table("changing__audit_results").where("issue is not null").collect()
+    assert (summary.dataset, summary.run, summary.audit) == (
+        f"{project.schema}.changing",
+        "2024-07-04",
+        "surge",
+    )
     assert (summary.measured, summary.threshold, summary.format_version) == (3.0, "at most 2", 1)
 
-    message = project.fails("test", "--select", "daily")
+    message = project.fails("test", "--select", "changing")
     assert project.statuses() == {"publisher_bound": "pass", "reader_bound": "fail", "unknown_audit": "fail"}
     assert "reader_bound: fail: Got 1 result" in message
 
 
-def test_a_day_that_runs_again_replaces_itself_alone(project: DbtProject) -> None:
-    """Depends on no other test: no duplicates in final, rejects and summary, and other days' files untouched."""
-    statistics(project, ("a", 10, JULY_1), ("a", 10, JULY_2), (None, 1, JULY_2))
-    project.run("run", "--full-refresh", "--select", "daily")
-    untouched = files(project, "daily", JULY_1)
-    for _ in range(2):
-        statistics(project, ("a", 9, JULY_2), ("b", 2, JULY_2), (None, 1, JULY_2))
-        project.run("run", "--select", "daily")
-        assert_rows(project.table("daily"), [("a", 10, JULY_1), ("a", 9, JULY_2), ("b", 2, JULY_2)])
-        assert_rows(project.table("daily__rejects"), [(None, 1, JULY_2, "2024-07-02", ("site_known",))])
-        assert project.table("daily__audit_results").count() == 8  # two days with four audits
-    assert files(project, "daily", JULY_1) == untouched
-    statistics(project, ("a", 9, JULY_2))
-    project.run("run", "--select", "daily")
-    assert counts(project, "daily") == (2, 0)
+@stories.about("rerun")
+def test_a_day_that_runs_again_replaces_itself_alone(project: DbtProject) -> Story:
+    """No duplicates in the final table, the rejects and the summary, and other days' files are untouched."""
+    rows(project, "rerun", STATISTICS, ("a", 10, JULY_1), ("a", 10, JULY_2), (None, 1, JULY_2))
+    yield PASSES
+    untouched = files(project, "rerun", JULY_1)
+
+    rows(project, "rerun", STATISTICS, ("a", 10, JULY_2), (None, 1, JULY_2))
+    yield PASSES
+    assert_rows(project.table("rerun"), [("a", 10, JULY_1), ("a", 10, JULY_2)])
+    assert_rows(project.table("rerun__rejects"), [(None, 1, JULY_2, "2024-07-02", ("site_known",))])
+    assert project.table("rerun__audit_results").count() == 8  # two days with four audits
+
+    rows(project, "rerun", STATISTICS, ("a", 9, JULY_2), ("b", 2, JULY_2))
+    yield PASSES
+    assert_rows(project.table("rerun"), [("a", 10, JULY_1), ("a", 9, JULY_2), ("b", 2, JULY_2)])
+    assert project.table("rerun__rejects").count() == 0
+    assert project.table("rerun__audit_results").count() == 8
+    assert files(project, "rerun", JULY_1) == untouched
 
 
-def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtProject) -> None:
+@stories.about("rejected_day")
+def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtProject) -> Story:
     """Then a run that stages nothing commits nothing, and one with a row of no period publishes nothing."""
-    statistics(project, ("a", 10, JULY_1), ("a", 10, JULY_2))
-    project.run("run", "--full-refresh", "--select", "daily")
-    statistics(project, ("a", 11, JULY_1), (None, 7, JULY_2), (None, 8, JULY_2), ("a", 9, JULY_2))
-    project.run("run", "--select", "daily")
+    rows(project, "rejected_day", STATISTICS, ("a", 10, JULY_1), ("a", 10, JULY_2))
+    yield PASSES
+
+    rows(
+        project, "rejected_day", STATISTICS,
+        ("a", 11, JULY_1), (None, 7, JULY_2), (None, 8, JULY_2), ("a", 9, JULY_2),
+    )  # fmt: skip
+    yield PASSES
     published = [("a", 11, JULY_1), ("a", 10, JULY_2)]
-    assert_rows(project.table("daily"), published)
-    assert project.table("daily__rejects").where(f"day = '{JULY_2}'").count() == 3
+    assert_rows(project.table("rejected_day"), published)
+    assert project.table("rejected_day__rejects").where(f"day = '{JULY_2}'").count() == 3
+    before = versions(project, "rejected_day")
 
-    before = versions(project, "daily")
-    statistics(project)
-    project.run("run", "--select", "daily")
-    assert versions(project, "daily") == before
+    rows(project, "rejected_day", STATISTICS)
+    yield PASSES
+    assert versions(project, "rejected_day") == before
 
-    statistics(project, ("a", 1, None), ("a", 12, JULY_3))
-    message = project.fails("run", "--select", "daily")
+    rows(project, "rejected_day", STATISTICS, ("a", 1, None), ("a", 12, JULY_3))
+    message = yield FAILS
     assert message.count("1 rows have NULL in the period column day") == 1
-    assert_rows(project.table("daily"), published)
+    assert_rows(project.table("rejected_day"), published)
 
 
-def test_companion_tables_survive_a_lost_metastore_and_take_new_columns(project: DbtProject) -> None:
-    statistics(project, ("a", 10, JULY_1), (None, 1, JULY_1))
-    project.run("run", "--full-refresh", "--select", "daily")
-    before = versions(project, "daily__audit_results")
-    for name in ("daily__rejects", "daily__audit_results"):
+@stories.about("forgotten")
+def test_companion_tables_survive_a_lost_metastore_and_take_new_columns(project: DbtProject) -> Story:
+    rows(project, "forgotten", STATISTICS, ("a", 10, JULY_1), (None, 1, JULY_1))
+    yield PASSES
+    before = versions(project, "forgotten__audit_results")
+
+    for name in ("forgotten__rejects", "forgotten__audit_results"):
         project.spark.sql(f"drop table {project.schema}.{name}")
-    project.source(
-        "statistics",
-        project.spark.sql(
-            "select site, 10L as visitors, date '2024-07-02' as day, 'x' as extra from values ('a'), (null) as t (site)"
-        ),
-    )
-    project.run("run", "--select", "daily")
-    assert_rows(project.table("daily"), [("a", 10, JULY_1, None), ("a", 10, JULY_2, "x")])
-    assert_rows(project.table("daily__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
-    assert versions(project, "daily__audit_results") == before + 1
+    wider = "site string, visitors long, day date, extra string"
+    rows(project, "forgotten", wider, ("a", 10, JULY_2, "x"), (None, 10, JULY_2, "x"))
+    yield PASSES
+    assert_rows(project.table("forgotten"), [("a", 10, JULY_1, None), ("a", 10, JULY_2, "x")])
+    assert_rows(project.table("forgotten__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
+    assert versions(project, "forgotten__audit_results") == before + 1
 
 
-def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProject) -> None:
+@stories.about("windowed")
+def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProject) -> Story:
     """[2 July, 4 July): a day that is gone from the source is audited as empty; severity error ends the node."""
-    window = "day date, visitors long"
-    spark = project.spark
-    project.source("window", spark.createDataFrame([(JULY_2, 20), (JULY_3, 30)], window))
-    project.run("run", "--select", "windowed")
-    project.source("window", spark.createDataFrame([(JULY_3, 31)], window))
-    message = project.fails("run", "--select", "windowed")
+    rows(project, "windowed", WINDOWS)  # nothing is staged and nothing was published: one period without rows
+    assert "Audit 'rows' (annotate, 2024-07-02)" in (yield FAILS)
+
+    rows(project, "windowed", WINDOWS, (JULY_2, 20), (JULY_3, 30))
+    yield PASSES
+    assert issues(project, "windowed") == []
+
+    rows(project, "windowed", WINDOWS, (JULY_3, 31))
+    message = yield FAILS
     assert "what passed was published to" in message
     assert "Audit 'rows' (annotate, 2024-07-02): the number of rows is 0, allowed at least 1" in message
     assert_rows(project.table("windowed"), [(JULY_3, 31)])
     assert [run for run, _, _ in issues(project, "windowed")] == ["2024-07-02"]
 
-    project.source("window", spark.createDataFrame([(JULY_3, 32), (JULY_4, 40)], window))
-    message = project.fails("run", "--select", "windowed")
+    rows(project, "windowed", WINDOWS, (JULY_3, 32), (JULY_4, 40))
+    message = yield FAILS
     assert "1 rows have day 2024-07-04, outside" in message
     assert_rows(project.table("windowed"), [(JULY_3, 31)])
 
-    project.source("window", spark.createDataFrame([], window))
-    assert "Audit 'rows' (annotate, 2024-07-03)" in project.fails("run", "--select", "windowed")
+    rows(project, "windowed", WINDOWS)
+    assert "Audit 'rows' (annotate, 2024-07-03)" in (yield FAILS)
     assert project.table("windowed").count() == 0
-    assert "Audit 'rows' (annotate, 2024-07-02)" in project.fails("run", "--select", "windowed")
 
 
-def test_a_day_that_the_model_finds_empty_goes_without_an_audit(project: DbtProject) -> None:
-    def day(date: dt.date | None, visitors: int) -> None:
-        project.source("window", project.spark.createDataFrame([(date, visitors)], "day date, visitors long"))
-
-    day(JULY_1, 10)
-    project.run("run", "--select", "counted")
-    day(JULY_2, 20)
-    project.run("run", "--select", "counted")
-    day(JULY_2, 0)
-    project.run("run", "--select", "counted")
+@stories.about("counted")
+def test_a_day_that_the_model_finds_empty_goes_without_an_audit(project: DbtProject) -> Story:
+    rows(project, "counted", WINDOWS, (JULY_1, 10))
+    yield PASSES
+    rows(project, "counted", WINDOWS, (JULY_2, 20))
+    yield PASSES
+    rows(project, "counted", WINDOWS, (JULY_2, 0))
+    yield PASSES
     assert_rows(project.table("counted"), [(JULY_1, 10, False)])
     results = project.table("counted__audit_results").select("run").distinct()
     assert_rows(results, [("2024-07-01",)])  # of what is published
 
-    day(None, 0)
-    assert "1 rows have NULL in the period column day" in project.fails("run", "--select", "counted")
+    rows(project, "counted", WINDOWS, (None, 0))
+    assert "1 rows have NULL in the period column day" in (yield FAILS)
+
+
+@stories.about("visit_statistics")
+def test_snippet_of_the_page(project: DbtProject) -> Story:
+    visits = "select timestamp '2024-07-01 10:00:00' as event_time, 'u' || id as user_id from range(3)"
+    project.source("visits", project.spark.sql(visits))
+    yield PASSES
+    assert_rows(project.table("visit_statistics"), [(JULY_1, 3, 3)])
 
 
 # Staging ----
@@ -369,47 +409,27 @@ def test_a_day_that_the_model_finds_empty_goes_without_an_audit(project: DbtProj
 @pytest.mark.kill
 def test_a_killed_run_leaves_the_published_version(project: DbtProject, tmp_path: Path) -> None:
     """Killed while it publishes, after rejects and results were written: the next run repairs all three."""
-    lines(project, valid=3, invalid=1)
-    project.run("run", "--select", "batches")
-    before = versions(project, "batches")
-    lines(project, valid=40, invalid=10)
-    location = project.location / "batches"
+    lines(project, "killed", valid=3, invalid=1)
+    project.run("run", "--select", "killed")
+    before = versions(project, "killed")
+    lines(project, "killed", valid=40, invalid=10)
+    model_in_a_process = "tests.patterns.quality.run_dbt"
     state = run_and_kill(
-        [
-            sys.executable,
-            "-m",
-            "tests.patterns.quality.run_dbt",
-            str(project.root),
-            project.schema,
-            "batches",
-        ],
-        location,
+        [sys.executable, "-m", model_in_a_process, str(project.root), project.schema, "killed"],
+        project.location / "killed",
         TableState.DATA_WITHOUT_LOG,
         env={"PYTHONPATH": str(REPOSITORY), "LAKEHOUSE_ROOT": str(project.location)},
     )
     assert state is TableState.DATA_WITHOUT_LOG
-    assert versions(project, "batches") == before
-    assert project.table("batches").count() == 3
-    staging = project.location.parent / f"{project.location.name}__staging" / "batches"
+    assert versions(project, "killed") == before
+    assert project.table("killed").count() == 3
+    staging = project.location.parent / f"{project.location.name}__staging" / "killed"
     assert staging.is_dir()  # what the dead run left
 
-    assert run_dbt(project, "batches").returncode == 0
+    project.run("run", "--select", "killed")
     assert not staging.exists()
-    assert counts(project, "batches") == (40, 10)
-    assert project.table("batches__audit_results").count() == 2
-
-
-def run_dbt(project: DbtProject, selected: str) -> subprocess.CompletedProcess[bytes]:
-    """Run dbt in a process of its own, on a new in-memory metastore."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.patterns.quality.run_dbt",
-        str(project.root),
-        project.schema,
-        selected,
-    ]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True)
+    assert counts(project, "killed") == (40, 10)
+    assert project.table("killed__audit_results").count() == 2
 
 
 def test_rows_staged_by_another_run_are_not_published(spark: SparkSession, render: MacroRenderer) -> None:
@@ -547,18 +567,6 @@ def test_judgement(
 def test_wrong_audits_are_refused(render: MacroRenderer, audit: dict[str, Any], message: str) -> None:
     with pytest.raises(DbtRuntimeError, match=re.escape(message)):
         render("_awap_audit", given=audit)
-
-
-def test_snippet_of_the_page(make_project: Callable[..., DbtProject]) -> None:
-    test = "tests/patterns/quality/test_audit_write_audit_publish.py::test_snippet_of_the_page"
-    sources = "version: 2\nsources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: visits}]}]"
-    project = make_project(
-        {"models/visit_statistics.sql": snippet(PAGE, test), "models/sources.yml": sources}
-    )
-    visits = "select timestamp '2024-07-01 10:00:00' as event_time, 'u' || id as user_id from range(3)"
-    project.source("visits", project.spark.sql(visits))
-    project.run("build")
-    assert_rows(project.table("visit_statistics"), [(JULY_1, 3, 3)])
 
 
 # Audit 1 of files ----
