@@ -27,14 +27,20 @@
         columns and types, the new ones among them, come back. `structs`: {new column: path of a struct of the table that
         gets it too}.
     -#}
-    {%- set mode = lakehouse_patterns.schema_change_mode() -%}
-    {%- set differences = lakehouse_patterns.schema_differences(stored, given) -%}
-    {%- if mode != 'append_new_columns' -%}
-        {%- do lakehouse_patterns.require_no_differences(relation, differences.all) -%}
-        {{ return(stored) }}
-    {%- endif -%}
-    {%- do lakehouse_patterns.require_no_differences(relation, differences.changed) -%}
+    {%- set differences = lakehouse_patterns.allowed_differences(
+        relation, stored, given, lakehouse_patterns.schema_change_mode()
+    ) -%}
     {{ return(lakehouse_patterns.add_columns(relation, stored, differences.added, structs)) }}
+{% endmacro %}
+
+
+{% macro allowed_differences(relation, stored, given, mode) %}
+    {#- As `schema_differences`, of which nothing but new columns is left, and these only where they are appended. -#}
+    {%- set differences = lakehouse_patterns.schema_differences(stored, given) -%}
+    {%- do lakehouse_patterns.require_no_differences(
+        relation, differences.changed if mode == 'append_new_columns' else differences.all
+    ) -%}
+    {{ return(differences) }}
 {% endmacro %}
 
 

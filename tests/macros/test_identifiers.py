@@ -33,6 +33,21 @@ MERGER = {
     "keep_on_null": ["select"],
     "prune_by": [],
 }
+AWAP_SCOPE = {
+    "staged": "odd",
+    "rows": "odd",
+    "types": TYPES,
+    "period": "`UPPER`",
+    "type": "date",
+    "interval": None,
+    "target": None,
+    "results": None,
+    "audits": [
+        {"name": "it's known", "type": "null_share", "column": "order id"},
+        {"name": "kept", "type": "record", "valid_when": "`select` is not null", "outcome": "dispatch"},
+    ],
+}
+AWAP_FINDINGS = {"rejected": {"2026-01-05": ["it's known"]}}
 WRAPPED = {"relation": "odd", "computed": {"of them": "upper(`select`)"}}
 
 # macro, arguments, where a fragment belongs, how many rows and columns come out
@@ -54,6 +69,8 @@ CALLS: list[tuple[str, dict[str, Any], str, tuple[int, int]]] = [
         "{}",
         (2, 3),
     ),
+    ("_awap_audit_sql", {"options": {"history": 7}, "scope": AWAP_SCOPE}, "{}", (2, 1)),
+    ("_awap_judged_rows", {"scope": AWAP_SCOPE, "findings": AWAP_FINDINGS}, "{}", (2, 5)),
     (
         "scd_type_6",
         {
@@ -120,7 +137,13 @@ def test_a_macro_quotes_names(
 
 SOURCES = "sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: odd_rows}]}]"
 MAPPED = "tblproperties={'delta.columnMapping.mode': 'name'}"
+AUDITED = (
+    "{'period': 'upper', 'audits': [{'name': 'known', 'type': 'null_share', 'column': 'order id', 'max': 0}, "
+    "{'name': 'kept', 'type': 'record', 'valid_when': '`select` is not null', 'outcome': 'dispatch', "
+    "'max_invalid_share': 0.5}]}"
+)
 MODELS = {
+    "odd_awap": f"materialized='awap', meta={{'lakehouse_patterns': {{'awap': {AUDITED}}}}}",
     "odd_overwrite": "materialized='data_overwrite', "
     "meta={'lakehouse_patterns': {'data_overwrite': {'where': '`Order Id` > 0'}}}",
     "odd_versions": "materialized='versioned_table', "

@@ -31,6 +31,11 @@ MERGED = {
     "on_schema_change": "append_new_columns",  # dbt wants it, or `fail`, for a contract
     "meta": {"lakehouse_patterns": {"merger": {"deletes": "none"}}},
 }
+AUDITED: dict[str, Any] = {"lakehouse_patterns": {"awap": {
+    "period": "day",
+    "audits": [{"name": "dated", "type": "record", "valid_when": "day > date'2000-01-01'", "outcome": "dispatch",
+                "max_invalid_share": 0.5}],
+}}}  # fmt: skip
 BASES: dict[str, dict[str, Any]] = {
     "data_overwrite": {"materialized": "data_overwrite", "meta": WHERE},
     "versioned_table": {"materialized": "versioned_table"},
@@ -41,6 +46,7 @@ BASES: dict[str, dict[str, Any]] = {
         "unique_key": "id",
         "meta": {"lakehouse_patterns": {"scd2": {"changed_at": "changed_on"}}},
     },
+    "awap": {"materialized": "awap", "meta": AUDITED},
 }
 QUERIES = dict.fromkeys(BASES, DAILY) | {"scd2": CHANGES}
 STORED = {
@@ -48,6 +54,7 @@ STORED = {
     "versioned_table": "{}_20260105",
     "unit_tables": "{}_2026_01",
     "merger": "{}",
+    "awap": "{}",
     "scd2": "{}",
 }
 TYPES = {"id": "int", "amount": "int", "day": "date"}
@@ -70,8 +77,8 @@ HONOURED: dict[str, Any] = {
     "post_hook": "create or replace temporary view hooked_{{ this.identifier }} as select 1 as one",
 }
 # Not these: a unit that an operation makes would lack the constraints of a contract.
-WITH_CONTRACT = ("data_overwrite", "versioned_table", "merger", "scd2")
-REFUSED = {
+WITH_CONTRACT = ("data_overwrite", "versioned_table", "merger", "scd2", "awap")
+REFUSED: dict[str, dict[str, Any]] = {
     "data_overwrite": {
         "incremental_predicates": ["true"],
         "unique_key": "id",
@@ -96,6 +103,13 @@ REFUSED = {
         "incremental_predicates": ["true"],
         "incremental_strategy": "merge",
         "merge_update_columns": ["amount"],
+        "on_schema_change": "sync_all_columns",
+    },
+    "awap": {
+        "incremental_predicates": ["true"],
+        "unique_key": "id",
+        "incremental_strategy": "merge",
+        "merge_exclude_columns": ["id"],
         "on_schema_change": "sync_all_columns",
     },
 }
@@ -193,7 +207,9 @@ def kernel(make_project: Callable[..., DbtProject]) -> Kernel:
         "select * from {{ lakehouse_patterns.time_travel(ref('data_overwrite'), version=0) }}",
         materialized="view",
     )
-    contracts = {name: name in WITH_CONTRACT for name in BASES} | {"unit_tables_contract": True}
+    files["models/unbuilt_awap.sql"] = model(DAILY, **BASES["awap"])
+    contracts = {name: name in WITH_CONTRACT for name in BASES}
+    contracts |= {"unit_tables_contract": True, "unbuilt_awap": True}
     files["models/properties.yml"] = properties(contracts)
     kernel = Kernel(make_project(files))
     kernel.land((1, 10, DAY_1), (2, 20, DAY_1), (3, 30, DAY_2))
@@ -238,16 +254,30 @@ def test_a_rerun_that_changes_no_description_commits_none(kernel: Kernel) -> Non
 
 
 def test_a_contract_is_checked_at_every_run(kernel: Kernel) -> None:
-    """Not only when dbt-spark creates the table: the source's amounts have become texts."""
+    """Not only when dbt-spark creates the table: the source's amounts have become texts. Nothing is left behind."""
     landed = kernel.project.table("landed")
     kernel.project.source(
         "landed", landed.withColumn("amount", landed.amount.cast("string")).localCheckpoint()
     )
-    error = kernel.fails(DAY_1, "--select", *WITH_CONTRACT)
+    error = kernel.fails(DAY_1, "--select", *WITH_CONTRACT, "unbuilt_awap")
     kernel.land((1, 10, DAY_1), (2, 20, DAY_1), (3, 30, DAY_2))
-    assert error.count("This model has an enforced contract that failed") == len(WITH_CONTRACT)
+    assert error.count("This model has an enforced contract that failed") == len(WITH_CONTRACT) + 1
+    left = kernel.spark.sql(f"show tables in {kernel.project.schema} like 'unbuilt_awap*'")
+    assert left.where("not isTemporary").collect() == []
     for name in WITH_CONTRACT:
         assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
+
+
+def test_rows_that_break_a_contract_are_not_published(kernel: Kernel) -> None:
+    """They are found before rejects and results are written, in a new table as in one that has its constraints."""
+    kernel.land((1, 11, DAY_1), (2, -20, DAY_1), (3, -30, DAY_2))
+    commits = kernel.operations("awap__audit_results")
+    error = kernel.fails(DAY_1, "--select", "awap", "unbuilt_awap")
+    kernel.land((1, 10, DAY_1), (2, 20, DAY_1), (3, 30, DAY_2))
+    assert error.count("the number of rows that do not hold amount >= 0 is 1, allowed at most 0") == 2
+    assert_rows(kernel.rows("awap"), [(1, 10, DAY_1), (2, 20, DAY_1)])
+    assert kernel.operations("awap__audit_results") == commits
+    assert not kernel.spark.catalog.tableExists(f"{kernel.project.schema}.unbuilt_awap")
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +310,9 @@ def test_empty_never_changes_published_rows(kernel: Kernel) -> None:
         assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
         assert kernel.operations(STORED[name].format(name)) == commits[name]
         assert kernel.rows(f"fresh_{name}") == []
-    refused = kernel.fails(DAY_1, "--empty", "--full-refresh", "--select", "merger", "scd2")
+    refused = kernel.fails(DAY_1, "--empty", "--full-refresh", "--select", "merger", "scd2", "awap")
     assert refused.count("--empty would replace the rows of") == 2
+    assert_rows(kernel.rows("awap"), [(1, 10, DAY_1), (2, 20, DAY_1)])
     kernel.run(DAY_1, "--select", *(f"fresh_{name}" for name in BASES))
     for name in BASES:
         assert_rows(kernel.rows(f"fresh_{name}"), [(1, 10, DAY_1), (2, 20, DAY_1)])

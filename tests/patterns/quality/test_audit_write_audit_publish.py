@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dbt_common.exceptions import DbtRuntimeError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.quality.audit_files import Parameters, line_facts, run
@@ -32,24 +35,22 @@ def model(options: str, sql: str, config: str = "materialized='awap'") -> str:
 
 
 # The spec's rule: 1 to 9,999 rows and at most 25 % invalid, else the whole batch is rejected. The rows come from
-# JSON lines: one that can't be parsed has NULL everywhere and is invalid.
-BATCHES = model(
-    """{'audits': [
-        {'name': 'rows', 'type': 'row_count', 'min': 1, 'max': 9999, 'outcome': 'dispatch'},
-        {'name': 'required', 'type': 'record', 'outcome': 'dispatch', 'max_invalid_share': 0.25,
-         'valid_when': 'user_id is not null and page is not null'}
-    ]}""",
-    """select payload, record.user_id, record.page
-    from (select payload, from_json(payload, 'user_id string, page string') as record
-          from {{ source('raw', this.identifier ~ '_input') }})""",
-)
+# JSON lines: one that can't be parsed has NULL everywhere and is invalid. A model reads INPUT.
+RULES = """'audits': [
+    {'name': 'rows', 'type': 'row_count', 'min': 1, 'max': 9999, 'outcome': 'dispatch'},
+    {'name': 'required', 'type': 'record', 'outcome': 'dispatch', 'max_invalid_share': 0.25,
+     'valid_when': 'user_id is not null and page is not null'}
+]"""
+PARSED = """select batch, payload, record.user_id, record.page
+    from (select *, from_json(payload, 'user_id string, page string') as record from INPUT)"""
+WHOLE = model(f"{{{RULES}}}", PARSED)
 STRICT = model(
     """{'audits': [
         {'name': 'user_known', 'type': 'null_share', 'column': 'user_id', 'max': 0},
         {'name': 'page_known', 'type': 'null_share', 'column': 'page', 'max': 0.4},
         {'name': 'pages', 'type': 'measure', 'expression': 'count(distinct page)', 'min': 1}
     ]}""",
-    "select user_id, page from {{ source('raw', 'strict_input') }}",
+    "select user_id, page from INPUT",
 )
 DAILY = model(
     """{'period': 'day', 'audits': [
@@ -59,65 +60,98 @@ DAILY = model(
         {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.4},
         {'name': 'surge', 'type': 'change', 'expression': 'sum(visitors)', 'max': 2, 'outcome': 'annotate'}
     ]}""",
-    # the partition last, as the in-memory catalog wants it
-    "select * from {{ source('raw', this.identifier ~ '_input') }}",
+    "select * from INPUT",  # the partition last, as the in-memory catalog wants it
     "materialized='awap', partition_by=['day'], on_schema_change='append_new_columns'",
 )
 WINDOW = model(
     """{'period': 'day', 'from': "date '2024-07-02'", 'to': "date '2024-07-04'", 'audits': [
         {'name': 'rows', 'type': 'row_count', 'min': 1, 'outcome': 'annotate', 'severity': 'error'}
     ]}""",
-    "select day, visitors from {{ source('raw', 'windowed_input') }}",
+    "select day, visitors from INPUT",
 )
 COUNTED = model(
     """{'period': 'day', 'is_deleted': 'is_deleted', 'audits': [
         {'name': 'rows', 'type': 'row_count', 'min': 1},
         {'name': 'drop', 'type': 'change', 'expression': 'sum(visitors)', 'min': -0.5}
     ]}""",
-    "select day, visitors, visitors = 0 as is_deleted from {{ source('raw', 'counted_input') }}",
+    "select day, visitors, visitors = 0 as is_deleted from INPUT",
 )
-INPUT = model(
+AUDITED_INPUT = model(
     """{'input_audits': [
-        {'input': 'with_input_audit_input', 'min_rows': 100, 'min_bytes': 1000000,
-         'columns': ['user_id', 'ip', 'login']}
+        {'input': 'delivered', 'min_rows': 100, 'min_bytes': 1000000, 'columns': ['USER_ID', 'ip', 'login']}
     ], 'audits': [{'name': 'rows', 'type': 'row_count', 'min': 1}]}""",
-    "select * from {{ source('raw', 'with_input_audit_input') }}",
+    "select * from {{ source('raw', 'delivered') }}",
 )
-# Each story has a model of its own, which reads the source <model>_input.
+# A table that Filter Interceptor flagged, with a column that `__rejects` once had.
+FLAGGED = model(
+    """{'audits': [
+        {'name': 'user_known', 'type': 'record', 'valid_when': 'is_user', 'outcome': 'dispatch',
+         'max_invalid_share': 1},
+        {'name': 'not_filtered', 'type': 'record', 'valid_when': 'rejected_by is null', 'outcome': 'dispatch',
+         'max_invalid_share': 1}
+    ]}""",
+    """select flagged.*, users.user_id is not null as is_user
+    from ({{ lakehouse_patterns.filter_interceptor_flags(
+        'INPUT', [{'name': 'page_missing', 'condition': 'page is not null'}]
+    ) }}) as flagged
+    left join known_users as users on flagged.user_id = users.user_id""",
+)
+DEFERRED = model(
+    """{'input_audits': [{'input': 'upstream', 'min_rows': 2}],
+        'audits': [{'name': 'rows', 'type': 'row_count', 'min': 1}]}""",
+    "select id from {{ ref('upstream') }}",
+)
+# Each story has a model of its own, which reads the view or the table <model>_input.
 MODELS = {
-    "by_number": BATCHES,
-    "by_share": BATCHES,
-    "killed": BATCHES,
+    "batches": model(f"{{'period': 'batch', {RULES}}}", PARSED),
+    "whole": WHOLE,
+    "killed": WHOLE.replace("INPUT", "{{ source('raw', 'killed_input') }}"),
     "strict": STRICT,
     "changing": DAILY,
     "rerun": DAILY,
     "rejected_day": DAILY,
-    "forgotten": DAILY,
     "windowed": WINDOW,
     "counted": COUNTED,
-    "with_input_audit": INPUT,
+    "with_input_audit": AUDITED_INPUT,
+    "flagged": FLAGGED,
+    "deferred": DEFERRED,
+    "upstream": "{{ config(materialized='table') }}\nselect 1 as id",
+    "audited/by_default": "select user_id, page from INPUT",
+    "audited/by_own_rules": STRICT,
     "visit_statistics": snippet(PAGE, THIS + "test_snippet_of_the_page"),
 }
-TABLES = [*(f"{name}_input" for name in MODELS), "visits"]
-PROPERTIES = f"""
+PROPERTIES = """
 version: 2
 sources:
   - name: raw
-    schema: "{{{{ target.schema }}}}"
-    tables: [{", ".join(f"{{name: {name}}}" for name in TABLES)}]
+    schema: "{{ target.schema }}"
+    tables: [{name: killed_input}, {name: delivered}, {name: visits}]
 models:
   - name: changing
     data_tests:
       - lakehouse_patterns.audit_within:
           name: publisher_bound
-          arguments: {{audit: surge, max: 10}}
+          arguments: {audit: surge, max: 10}
       - lakehouse_patterns.audit_within:
           name: reader_bound
-          arguments: {{audit: surge, max: 1}}
+          arguments: {audit: surge, max: 1}
       - lakehouse_patterns.audit_within:
           name: unknown_audit
-          arguments: {{audit: nobody_measures_this, max: 1}}
+          arguments: {audit: nobody_measures_this, max: 1}
 """
+DEFAULTS = {
+    "+materialized": "awap",
+    "+meta": {
+        "lakehouse_patterns": {
+            "awap": {
+                "audits": [
+                    {"name": "rows", "type": "row_count", "min": 1},
+                    {"name": "users", "type": "null_share", "column": "user_id", "max": 0.05},
+                ]
+            }
+        }
+    },
+}
 JULY_1, JULY_2, JULY_3, JULY_4, JULY_5 = (dt.date(2024, 7, day) for day in range(1, 6))
 STATISTICS = "site string, visitors long, day date"
 WINDOWS = "day date, visitors long"
@@ -128,25 +162,29 @@ stories = DbtStories()
 
 @pytest.fixture(scope="module")
 def project(make_project: Callable[..., DbtProject]) -> DbtProject:
-    models = {f"models/{name}.sql": text for name, text in MODELS.items()}
-    return make_project({"models/properties.yml": PROPERTIES, **models})
+    models = {
+        f"models/{path}.sql": text.replace("INPUT", f"{path.rpartition('/')[2]}_input")
+        for path, text in MODELS.items()
+    }
+    every_model = {"+file_format": "delta", "+location_root": "{{ env_var('LAKEHOUSE_ROOT') }}"}
+    return make_project(
+        {"models/properties.yml": PROPERTIES, **models},
+        settings={"models": {**every_model, "harness": {"audited": DEFAULTS}}},
+    )
 
 
-def lines(project: DbtProject, name: str, *, valid: int, invalid: int) -> None:
-    """Replace a model's input; every fifth invalid line can't be parsed at all."""
-    project.source(
-        f"{name}_input",
-        project.spark.sql(
-            f"""select '{{"user_id":"u' || id || '","page":"null"}}' as payload from range({valid})
-            union all
-            select if(id % 5 = 0, 'garbage ' || id, '{{"user_id":"u' || id || '"}}') from range({invalid})"""
-        ),
+def lines(spark: SparkSession, batch: str, *, valid: int, invalid: int) -> DataFrame:
+    """Return a batch of JSON lines; every fifth invalid line can't be parsed at all."""
+    return spark.sql(
+        f"""select '{batch}' as batch, '{{"user_id":"u' || id || '","page":"null"}}' as payload from range({valid})
+        union all
+        select '{batch}', if(id % 5 = 0, 'garbage ' || id, '{{"user_id":"u' || id || '"}}') from range({invalid})"""
     )
 
 
 def rows(project: DbtProject, name: str, schema: str, *given: tuple[Any, ...]) -> None:
     """Replace a model's input."""
-    project.source(f"{name}_input", project.spark.createDataFrame(given, schema))
+    project.spark.createDataFrame(given, schema).createOrReplaceTempView(f"{name}_input")
 
 
 def counts(project: DbtProject, name: str) -> tuple[int, int]:
@@ -176,44 +214,65 @@ def versions(project: DbtProject, name: str) -> int:
 # Outcome: dispatch ----
 
 
-@stories.about("by_number")
-def test_dispatch_by_the_number_of_rows(project: DbtProject) -> Story:
-    """0 and 10,000 rows are rejected as a batch, 9,999 pass; a first run that is rejected leaves an empty table."""
-    lines(project, "by_number", valid=10_000, invalid=0)
+@stories.about("batches")
+def test_a_batch_is_dispatched_by_the_share_and_the_number_of_its_rows(project: DbtProject) -> Story:
+    """100 rows with 25 invalid give 75 + 25, with 26 all are rejected; so are 10,000 rows, and 9,999 pass."""
+    sizes = {"few invalid": (75, 25), "many invalid": (74, 26), "large": (9_999, 0), "too large": (10_000, 0)}
+    batches = [
+        lines(project.spark, batch, valid=valid, invalid=invalid) for batch, (valid, invalid) in sizes.items()
+    ]
+    reduce(DataFrame.union, batches).createOrReplaceTempView("batches_input")
     yield PASSES
-    assert counts(project, "by_number") == (0, 10_000)
-
-    lines(project, "by_number", valid=9_999, invalid=0)
-    yield PASSES
-    assert counts(project, "by_number") == (9_999, 0)
-
-    lines(project, "by_number", valid=0, invalid=0)
-    yield PASSES
-    assert counts(project, "by_number") == (9_999, 0)
-
-
-@stories.about("by_share")
-def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> Story:
-    """100 rows with 25 invalid give 75 + 25; with 26 nothing new is published and 100 are rejected."""
-    lines(project, "by_share", valid=75, invalid=25)
-    yield PASSES
-    assert counts(project, "by_share") == (75, 25)
-    published = project.table("by_share")
+    published, rejects = project.table("batches"), project.table("batches__rejects")
+    assert_rows(published.groupBy("batch").count(), [("few invalid", 75), ("large", 9_999)])
+    assert_rows(
+        rejects.groupBy("batch", "lakehouse_patterns_rejected_by").count(),
+        [
+            ("few invalid", ("required",), 25),
+            ("many invalid", ("required",), 100),
+            ("too large", ("rows",), 10_000),
+        ],
+    )
     assert {row.page for row in published.collect()} == {"null"}  # the text is no missing value
-    rejects = project.table("by_share__rejects")
-    assert {tuple(row.rejected_by) for row in rejects.collect()} == {("required",)}
-    assert rejects.where("payload = 'garbage 20' and user_id is null").count() == 1  # the raw line survives
+    raw = rejects.where("batch = 'few invalid' and payload = 'garbage 20' and user_id is null")
+    assert raw.count() == 1  # the raw line survives
 
-    yield PASSES
-    assert counts(project, "by_share") == (75, 25)  # a rerun doubles nothing
-    assert project.table("by_share__audit_results").count() == 2
-    before = versions(project, "by_share")
 
-    lines(project, "by_share", valid=74, invalid=26)
+@stories.about("whole")
+def test_a_batch_without_rows_is_rejected_and_readers_keep_theirs(project: DbtProject) -> Story:
+    lines(project.spark, "", valid=75, invalid=25).createOrReplaceTempView("whole_input")
     yield PASSES
-    assert counts(project, "by_share") == (75, 100)
-    assert versions(project, "by_share") == before  # readers still have the rows of the run before
-    assert project.table("by_share__rejects").where("array_contains(rejected_by, 'required')").count() == 100
+    assert counts(project, "whole") == (75, 25)
+    before = versions(project, "whole")
+
+    lines(project.spark, "", valid=0, invalid=0).createOrReplaceTempView("whole_input")
+    yield PASSES
+    assert counts(project, "whole") == (75, 0)
+    assert versions(project, "whole") == before
+    assert project.table("whole__audit_results").count() == 2  # of what is published
+
+
+@stories.about("flagged")
+def test_a_rejected_row_has_the_names_of_all_rules_that_it_breaks(project: DbtProject) -> Story:
+    """And its own `rejected_by` of Filter Interceptor; a user that no table knows is one of the rules."""
+    schema = "visit_id string, user_id string, page string, audit_run string"
+    rows(
+        project, "flagged", schema,
+        ("v1", "u1", "home", "a"), ("v2", "u1", None, "b"), ("v3", "ghost", "home", "c"), ("v4", "ghost", None, "d"),
+    )  # fmt: skip
+    project.spark.createDataFrame([("u1",)], "user_id string").createOrReplaceTempView("known_users")
+    yield PASSES
+    assert_rows(project.table("flagged"), [("v1", "u1", "home", "a", None, None, True)])
+    assert_rows(
+        project.table("flagged__rejects").select(
+            "visit_id", "audit_run", "rejected_by", "lakehouse_patterns_rejected_by"
+        ),
+        [
+            ("v2", "b", "page_missing", ("not_filtered",)),
+            ("v3", "c", None, ("user_known",)),
+            ("v4", "d", "page_missing", ("user_known", "not_filtered")),
+        ],
+    )
 
 
 # Outcome: fail ----
@@ -223,6 +282,7 @@ def test_dispatch_by_the_share_of_invalid_rows(project: DbtProject) -> Story:
 def test_failures_are_named_together_and_nothing_is_published(project: DbtProject) -> Story:
     rows(project, "strict", PAGES, ("u1", "home"), ("u2", "about"))
     yield PASSES
+    assert_no_staging_left(project)
 
     rows(project, "strict", PAGES, ("u1", None), (None, None), ("u3", "home"))
     message = yield FAILS
@@ -237,22 +297,53 @@ def test_failures_are_named_together_and_nothing_is_published(project: DbtProjec
         [("user_known", None), ("page_known", None), ("pages", None)],
     )
 
-    rows(project, "strict", PAGES, ("u3", "home"))
+
+@stories.about("by_default")
+def test_a_model_without_options_has_the_audits_of_its_folder(project: DbtProject) -> Story:
+    """6 NULLs in 100 rows are too many for a limit of 5 %, 4 are not."""
+    configs = {node.name: node.config for node in project.manifest().nodes.values()}
+    audits = {
+        name: [audit["name"] for audit in configs[name].meta["lakehouse_patterns"]["awap"]["audits"]]
+        for name in ("by_default", "by_own_rules")
+    }
+    assert audits == {"by_default": ["rows", "users"], "by_own_rules": ["user_known", "page_known", "pages"]}
+    assert configs["by_default"].materialized == "awap"
+
+    rows(project, "by_default", PAGES, *[(f"u{n}" if n >= 6 else None, "home") for n in range(100)])
+    message = yield FAILS
+    assert "the share of rows with NULL in user_id is 0.06 (6 of 100), allowed at most 0.05" in message
+
+    rows(project, "by_default", PAGES, *[(f"u{n}" if n >= 4 else None, "home") for n in range(100)])
     yield PASSES
-    assert_rows(project.table("strict"), [("u3", "home")])
-    assert_no_staging_left(project)
+    assert project.table("by_default").count() == 100
 
 
 @stories.about("with_input_audit")
 def test_an_input_audit_blames_the_provider(project: DbtProject) -> Story:
     """All problems of the input in one error, before anything is staged."""
-    rows(project, "with_input_audit", PAGES, ("u1", "home"))
+    project.source("delivered", project.spark.createDataFrame([("u1", "home")], PAGES))
     message = yield FAILS
     assert "was not built, its input failed 3 audits" in message
-    assert "with_input_audit_input has 1 rows, allowed at least 100" in message
-    assert re.search(r"with_input_audit_input has \d+ bytes, allowed at least 1000000", message)
-    assert "with_input_audit_input lacks the columns ip, login" in message
+    assert "delivered has 1 rows, allowed at least 100" in message
+    assert re.search(r"delivered has \d+ bytes, allowed at least 1000000", message)
+    assert "delivered lacks the columns ip, login" in message
     assert not project.spark.catalog.tableExists(f"{project.schema}.with_input_audit")
+
+
+def test_an_input_audit_reads_what_defer_puts_in_place(project: DbtProject, tmp_path: Path) -> None:
+    """`upstream` was never built here: `--defer` reads production's."""
+    assert "upstream does not exist" in project.fails("run", "--select", "deferred")
+    production = f"{project.schema}_production"
+    project.spark.sql(f"create schema {production} location '{tmp_path}/production'")
+    project.spark.sql(f"create table {production}.upstream using delta as select id from range(2)")
+    manifest = json.loads((project.root / "target" / "manifest.json").read_text(encoding="utf-8"))
+    manifest["nodes"]["model.harness.upstream"] |= {
+        "schema": production,
+        "relation_name": f"{production}.upstream",
+    }
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    project.run("run", "--select", "deferred", "--defer", "--state", str(tmp_path))
+    assert_rows(project.table("deferred"), [(0,), (1,)])
 
 
 # Periods, change against history, annotation ----
@@ -291,28 +382,32 @@ def test_change_against_history(project: DbtProject) -> Story:
 
 @stories.about("rerun")
 def test_a_day_that_runs_again_replaces_itself_alone(project: DbtProject) -> Story:
-    """No duplicates in the final table, the rejects and the summary, and other days' files are untouched."""
+    """No duplicates in the final table, the rejects and the summary; then new columns and a lost metastore."""
     rows(project, "rerun", STATISTICS, ("a", 10, JULY_1), ("a", 10, JULY_2), (None, 1, JULY_2))
     yield PASSES
     untouched = files(project, "rerun", JULY_1)
 
-    rows(project, "rerun", STATISTICS, ("a", 10, JULY_2), (None, 1, JULY_2))
-    yield PASSES
-    assert_rows(project.table("rerun"), [("a", 10, JULY_1), ("a", 10, JULY_2)])
-    assert_rows(project.table("rerun__rejects"), [(None, 1, JULY_2, "2024-07-02", ("site_known",))])
-    assert project.table("rerun__audit_results").count() == 8  # two days with four audits
-
-    rows(project, "rerun", STATISTICS, ("a", 9, JULY_2), ("b", 2, JULY_2))
+    rows(project, "rerun", STATISTICS, ("a", 9, JULY_2), ("b", 2, JULY_2), (None, 1, JULY_2))
     yield PASSES
     assert_rows(project.table("rerun"), [("a", 10, JULY_1), ("a", 9, JULY_2), ("b", 2, JULY_2)])
-    assert project.table("rerun__rejects").count() == 0
-    assert project.table("rerun__audit_results").count() == 8
+    assert_rows(project.table("rerun__rejects"), [(None, 1, JULY_2, "2024-07-02", ("site_known",))])
+    assert project.table("rerun__audit_results").count() == 8  # two days with four audits
     assert files(project, "rerun", JULY_1) == untouched
+    before = versions(project, "rerun__audit_results")
+
+    for name in ("rerun__rejects", "rerun__audit_results"):
+        project.spark.sql(f"drop table {project.schema}.{name}")
+    wider = "site string, visitors long, day date, extra string"
+    rows(project, "rerun", wider, ("a", 10, JULY_3, "x"), (None, 10, JULY_3, "x"))
+    yield PASSES
+    assert_rows(project.table("rerun").where("day = '2024-07-03'"), [("a", 10, JULY_3, "x")])
+    assert_rows(project.table("rerun__rejects").select("day", "extra"), [(JULY_2, None), (JULY_3, "x")])
+    assert versions(project, "rerun__audit_results") == before + 1
 
 
 @stories.about("rejected_day")
 def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtProject) -> Story:
-    """Then a run that stages nothing commits nothing, and one with a row of no period publishes nothing."""
+    """Then a run that stages nothing commits nothing."""
     rows(project, "rejected_day", STATISTICS, ("a", 10, JULY_1), ("a", 10, JULY_2))
     yield PASSES
 
@@ -330,33 +425,14 @@ def test_a_period_is_rejected_alone_and_keeps_what_was_published(project: DbtPro
     yield PASSES
     assert versions(project, "rejected_day") == before
 
-    rows(project, "rejected_day", STATISTICS, ("a", 1, None), ("a", 12, JULY_3))
-    message = yield FAILS
-    assert message.count("1 rows have NULL in the period column day") == 1
-    assert_rows(project.table("rejected_day"), published)
-
-
-@stories.about("forgotten")
-def test_companion_tables_survive_a_lost_metastore_and_take_new_columns(project: DbtProject) -> Story:
-    rows(project, "forgotten", STATISTICS, ("a", 10, JULY_1), (None, 1, JULY_1))
-    yield PASSES
-    before = versions(project, "forgotten__audit_results")
-
-    for name in ("forgotten__rejects", "forgotten__audit_results"):
-        project.spark.sql(f"drop table {project.schema}.{name}")
-    wider = "site string, visitors long, day date, extra string"
-    rows(project, "forgotten", wider, ("a", 10, JULY_2, "x"), (None, 10, JULY_2, "x"))
-    yield PASSES
-    assert_rows(project.table("forgotten"), [("a", 10, JULY_1, None), ("a", 10, JULY_2, "x")])
-    assert_rows(project.table("forgotten__rejects").select("day", "extra"), [(JULY_1, None), (JULY_2, "x")])
-    assert versions(project, "forgotten__audit_results") == before + 1
-
 
 @stories.about("windowed")
 def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProject) -> Story:
     """[2 July, 4 July): a day that is gone from the source is audited as empty; severity error ends the node."""
     rows(project, "windowed", WINDOWS)  # nothing is staged and nothing was published: one period without rows
     assert "Audit 'rows' (annotate, 2024-07-02)" in (yield FAILS)
+    measured = project.table("windowed__audit_results").select("run", "audit", "measured")
+    assert_rows(measured, [("2024-07-02", "rows", 0.0)])  # an empty run is on record, no run is not
 
     rows(project, "windowed", WINDOWS, (JULY_2, 20), (JULY_3, 30))
     yield PASSES
@@ -374,16 +450,10 @@ def test_an_interval_removes_emptied_days_and_refuses_strangers(project: DbtProj
     assert "1 rows have day 2024-07-04, outside" in message
     assert_rows(project.table("windowed"), [(JULY_3, 31)])
 
-    rows(project, "windowed", WINDOWS)
-    assert "Audit 'rows' (annotate, 2024-07-03)" in (yield FAILS)
-    assert project.table("windowed").count() == 0
-
 
 @stories.about("counted")
 def test_a_day_that_the_model_finds_empty_goes_without_an_audit(project: DbtProject) -> Story:
-    rows(project, "counted", WINDOWS, (JULY_1, 10))
-    yield PASSES
-    rows(project, "counted", WINDOWS, (JULY_2, 20))
+    rows(project, "counted", WINDOWS, (JULY_1, 10), (JULY_2, 20))
     yield PASSES
     rows(project, "counted", WINDOWS, (JULY_2, 0))
     yield PASSES
@@ -391,8 +461,10 @@ def test_a_day_that_the_model_finds_empty_goes_without_an_audit(project: DbtProj
     results = project.table("counted__audit_results").select("run").distinct()
     assert_rows(results, [("2024-07-01",)])  # of what is published
 
-    rows(project, "counted", WINDOWS, (None, 0))
-    assert "1 rows have NULL in the period column day" in (yield FAILS)
+    rows(project, "counted", WINDOWS, (None, 0), (None, 1), (JULY_3, 10))
+    message = yield FAILS
+    assert message.count("rows have NULL in the period column day") == 2  # one is deleted
+    assert_rows(project.table("counted"), [(JULY_1, 10, False)])
 
 
 @stories.about("visit_statistics")
@@ -409,10 +481,10 @@ def test_snippet_of_the_page(project: DbtProject) -> Story:
 @pytest.mark.kill
 def test_a_killed_run_leaves_the_published_version(project: DbtProject, tmp_path: Path) -> None:
     """Killed while it publishes, after rejects and results were written: the next run repairs all three."""
-    lines(project, "killed", valid=3, invalid=1)
+    project.source("killed_input", lines(project.spark, "", valid=3, invalid=1))
     project.run("run", "--select", "killed")
     before = versions(project, "killed")
-    lines(project, "killed", valid=40, invalid=10)
+    project.source("killed_input", lines(project.spark, "", valid=40, invalid=10))
     model_in_a_process = "tests.patterns.quality.run_dbt"
     state = run_and_kill(
         [sys.executable, "-m", model_in_a_process, str(project.root), project.schema, "killed"],
@@ -433,43 +505,54 @@ def test_a_killed_run_leaves_the_published_version(project: DbtProject, tmp_path
 
 
 def test_rows_staged_by_another_run_are_not_published(spark: SparkSession, render: MacroRenderer) -> None:
-    spark.sql(
-        "create or replace table staged_elsewhere using delta "
-        "tblproperties ('lakehouse_patterns.staged_by' = 'another invocation') as select 1 as one"
-    )
+    """They are refused before the first write, and by every statement that reads them."""
+    for owner, property in (("mine", render("_awap_mark")), ("another", "staged_by_another_run")):
+        spark.sql(
+            f"create or replace table staged_by_{owner} using delta "
+            f"tblproperties ('lakehouse_patterns.staged_by' = '{owner} invocation') "
+            f"as select 1 as one, cast(null as boolean) as {property}"
+        )
     with pytest.raises(DbtRuntimeError, match="another run of the model staged its rows meanwhile"):
-        render("_awap_require_own_staging", staging="staged_elsewhere")
+        render("_awap_require_own_staging", staging="staged_by_another")
+    assert_rows(spark.sql("select * from " + render("_awap_staged_rows", staging="staged_by_mine")), [(1,)])
+    with pytest.raises(AnalysisException, match="lakehouse_patterns_staged_by"):
+        spark.sql("select * from " + render("_awap_staged_rows", staging="staged_by_another"))
 
 
 # The audit's SQL, without dbt ----
 
 
-def options(*audits: dict[str, Any], period: str | None = None) -> dict[str, Any]:
-    return {"audits": list(audits), "period": period, "history": 3}
-
-
 def audited(
-    spark: SparkSession, render: MacroRenderer, given: dict[str, Any], rows: DataFrame, **scope: Any
+    spark: SparkSession,
+    render: MacroRenderer,
+    audits: list[dict[str, Any]],
+    rows: DataFrame,
+    period: tuple[str, str],
+    results: str | None = None,
 ) -> DataFrame:
-    """Return the audit query over these staged rows."""
-    given = given | {"audits": [render("_awap_audit", given=audit) for audit in given["audits"]]}
+    """Return the audit query over these staged rows; the period is a column and its type."""
     rows.createOrReplaceTempView("awap_staged")
-    default = {
-        "staging": "awap_staged",
+    scope = {
+        "staged": "awap_staged",
         "rows": "awap_staged",
-        "period": given["period"],
-        "run": "2024-07-01",
+        "audits": [render("_awap_audit", given=audit) for audit in audits],
+        "types": dict(rows.dtypes),
+        "period": period[0],
+        "type": period[1],
+        "interval": None,
+        "target": None,
+        "results": results,
     }
-    return spark.sql(
-        render(
-            "_awap_audit_sql",
-            options=given,
-            scope=default | {"interval": None, "target": None, "results": {}} | scope,
-        )
-    )
+    return spark.sql(render("_awap_audit_sql", options={"history": 3}, scope=scope))
 
 
-ALL_TYPES = [
+def of_json(found: DataFrame, *names: str) -> DataFrame:
+    """Return fields of the measured values."""
+    return found.selectExpr(*(f"get_json_object(measured, '$.{name}') as {name}" for name in names))
+
+
+DAY = ("day", "date")
+ALL_TYPES: list[dict[str, Any]] = [
     {"name": "rows", "type": "row_count", "min": 1},
     {"name": "nulls", "type": "null_share", "column": "site", "max": 0.5},
     {"name": "valid", "type": "record", "valid_when": "visitors > 0"},
@@ -484,14 +567,9 @@ def test_every_audit_comes_from_one_scan(
     rows = spark.createDataFrame([("a", 3, JULY_1), (None, 0, JULY_1), ("b", None, JULY_2)], STATISTICS)
     rows.write.format("delta").save(str(tmp_path / "staged"))
     staged = spark.read.format("delta").load(str(tmp_path / "staged"))
-    found = audited(spark, render, options(*ALL_TYPES, period="day"), staged)
-    values = found.selectExpr(
-        "get_json_object(measured, '$.run') as run",
-        "get_json_object(measured, '$.audit') as audit",
-        "get_json_object(measured, '$.value') as value",
-    )
+    found = audited(spark, render, ALL_TYPES, staged, DAY)
     assert_rows(
-        values,
+        of_json(found, "run", "audit", "value"),
         [
             ("2024-07-01", "rows", "2.0"), ("2024-07-02", "rows", "1.0"),
             ("2024-07-01", "nulls", "1.0"), ("2024-07-02", "nulls", "0.0"),
@@ -513,14 +591,87 @@ def test_the_baseline_is_the_median_of_earlier_periods(
         "run string, audit string, value double",
     ).createOrReplaceTempView("awap_results")  # fmt: skip
     staged = spark.createDataFrame([("a", 20, JULY_1), ("a", 7, JULY_4), ("a", 8, JULY_5)], STATISTICS)
-    given = options(ALL_TYPES[-1], period="day")
-    results = {"relation": "awap_results", "columns": ["run"]}
-    found = audited(spark, render, given, staged, results=results)
-    baselines = found.selectExpr(
-        "get_json_object(measured, '$.run') as run", "get_json_object(measured, '$.baseline') as baseline"
-    )
+    found = audited(spark, render, [ALL_TYPES[-1]], staged, DAY, results="awap_results")
     # 1 July: nothing before. 4 July: 20, 1000, 14. 5 July: 1000, 14, 7.
-    assert_rows(baselines, [("2024-07-01", None), ("2024-07-04", "20.0"), ("2024-07-05", "14.0")])
+    assert_rows(
+        of_json(found, "run", "baseline"),
+        [("2024-07-01", None), ("2024-07-04", "20.0"), ("2024-07-05", "14.0")],
+    )
+
+
+@pytest.mark.parametrize("type", ["int", "decimal(4,1)"])
+def test_periods_are_in_the_order_of_their_type(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str, type: str
+) -> None:
+    """As texts, 10 comes before 8 and 9: the newest period would have no history."""
+    staged = spark.sql(
+        f"select cast(number as {type}) as number, visitors from values (9, 30), (10, 50) as t (number, visitors)"
+    )
+    eight = "8" if type == "int" else "8.0"
+    spark.sql(f"select '{eight}' as run, 'visitors' as audit, 10D as value").createOrReplaceTempView(
+        "numbered"
+    )
+    found = audited(spark, render, [ALL_TYPES[-1]], staged, ("number", type), results="numbered")
+    baselines = of_json(found, "run", "baseline").selectExpr("cast(run as double)", "baseline")
+    assert_rows(baselines, [(9.0, "10.0"), (10.0, "20.0")])
+
+
+def test_a_value_that_is_no_number_is_none_of_the_history(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    """Neither one that was published before, nor one that is staged with the others."""
+    spark.sql(
+        """select run, 'visitors' as audit, value from values
+        ('2024-06-28', 10D), ('2024-06-29', double('NaN')), ('2024-06-30', double('Infinity')) as t (run, value)"""
+    ).createOrReplaceTempView("unnumbered")
+    schema = "site string, visitors double, day date"
+    staged = spark.createDataFrame([("a", float("nan"), JULY_1), ("a", 30.0, JULY_2)], schema)
+    found = audited(spark, render, [ALL_TYPES[-1]], staged, DAY, results="unnumbered")
+    assert_rows(
+        of_json(found, "run", "value", "baseline"),
+        [("2024-07-01", "NaN", "10.0"), ("2024-07-02", "30.0", "10.0")],
+    )
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "type", "is_before"),
+    [
+        (9, 10, "int", True),
+        (10, 9, "int", False),
+        (9, 9, "int", False),
+        ("'9'", "'10'", "string", False),
+        ("'9.5'", "'10'", "decimal(4,2)", True),
+        ("date '2024-07-02'", "'2024-07-04'", "date", True),
+        ("'soon'", "'2024-07-04'", "date", False),
+    ],
+)
+def test_bounds_are_compared_as_their_type(
+    spark: SparkSession, render: MacroRenderer, lower: object, upper: object, type: str, is_before: bool
+) -> None:
+    sql = render("_awap_bounds_sql", options={"from": lower, "to": upper}, type=type)
+    assert spark.sql(sql).collect()[0].is_before is is_before
+
+
+NO_NUMBERS: list[object] = [float("nan"), float("inf"), "5", True]
+
+
+def test_a_reader_refuses_what_is_no_number(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    """NULL is a change without history, unless it is an issue."""
+    spark.sql(
+        """select run, 'a' as audit, measured, issue, '' as threshold from values
+        ('at', 5D, null), ('above', 5.1D, null), ('below', 0.9D, null), ('nan', double('NaN'), null),
+        ('infinite', double('Infinity'), null), ('unknown', cast(null as double), null),
+        ('broken', cast(null as double), 'sum(x) is NULL') as t (run, measured, issue)"""
+    ).createOrReplaceTempView("measured_before")
+
+    def beyond(**bounds: Any) -> set[str]:
+        sql = render("_awap_beyond_sql", results="measured_before", audit="a", **bounds)
+        return {row.run for row in spark.sql(sql).collect()}
+
+    assert beyond(min=None, max=5) == {"above", "nan", "infinite", "broken"}
+    assert beyond(min=1, max=None) == {"below", "nan", "infinite", "broken"}
 
 
 @pytest.mark.parametrize(
@@ -539,6 +690,14 @@ def test_the_baseline_is_the_median_of_earlier_periods(
          "the change of sum(visitors) is -0.6 (4.0 after 10.0), allowed at least -0.5"),
         (ALL_TYPES[4], {"value": None, "baseline": 10.0},
          "the change of sum(visitors) is NULL (None after 10.0), allowed at least -0.5"),
+        (ALL_TYPES[3], {"value": "NaN"}, "count(distinct site) is NaN, allowed at least 1"),
+        (ALL_TYPES[3], {"value": "Infinity"}, "count(distinct site) is Infinity, allowed at least 1"),
+        (ALL_TYPES[4], {"value": "NaN", "baseline": 10.0},
+         "the change of sum(visitors) is NaN (NaN after 10.0), allowed at least -0.5"),
+        (ALL_TYPES[4], {"value": "Infinity"},
+         "the change of sum(visitors) is Infinity (Infinity after None), allowed at least -0.5"),
+        (ALL_TYPES[4], {"value": 1e308, "baseline": 1e-308},
+         "the change of sum(visitors) is inf (1e+308 after 1e-308), allowed at least -0.5"),
     ],
 )  # fmt: skip
 def test_judgement(
@@ -562,11 +721,23 @@ def test_judgement(
         ({"name": "a", "type": "row_count", "min": 1, "outcome": "drop"}, "must be one of fail, dispatch, annotate"),
         ({"name": "a", "type": "row_count", "min": 1, "severity": "warn"}, "so its severity is error, got warn"),
         ({"name": "a", "type": "record", "valid_when": "x", "outcome": "dispatch"}, "needs max_invalid_share"),
+        ({"name": "a", "type": "null_share", "column": "x", "max": 5},
+         "max of audit 'a' must be a share between 0 and 1, got 5"),
+        *(({"name": "a", "type": "row_count", "max": bound}, f"max of audit 'a' must be a number, got '{bound}'")
+          for bound in NO_NUMBERS),
     ],
 )  # fmt: skip
 def test_wrong_audits_are_refused(render: MacroRenderer, audit: dict[str, Any], message: str) -> None:
     with pytest.raises(DbtRuntimeError, match=re.escape(message)):
         render("_awap_audit", given=audit)
+
+
+@pytest.mark.parametrize("history", [0, 2.5, float("nan"), "7"])
+def test_a_wrong_history_is_refused(render: MacroRenderer, history: object) -> None:
+    given = {"audits": [ALL_TYPES[0]]}
+    assert render("_awap_options", given=given | {"history": 1})["history"] == 1
+    with pytest.raises(DbtRuntimeError, match="history of awap must be a number of periods from 1 on"):
+        render("_awap_options", given=given | {"history": history})
 
 
 # Audit 1 of files ----

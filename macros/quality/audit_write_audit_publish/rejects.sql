@@ -1,0 +1,73 @@
+{#- Audit-Write-Audit-Publish: `<model>__rejects`, the rows that dispatching audits keep from readers. -#}
+
+{% macro _awap_rejects_columns() %}
+    {#- Added to the model's columns. Filter Interceptor's flagged tables have a `rejected_by` of their own. -#}
+    {{ return({'lakehouse_patterns_run': 'string', 'lakehouse_patterns_rejected_by': 'array<string>'}) }}
+{% endmacro %}
+
+
+{% macro _awap_require_free_names(types) %}
+    {%- for name in lakehouse_patterns._awap_rejects_columns() -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns.column_name(types, name) is none,
+            'the model selects ' ~ name ~ ', which the table of rejected rows adds: rename it or leave it out'
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _awap_write_rejects(options, scope, findings) %}
+    {%- if options.dispatches and (findings.periods or not scope.target) -%}
+        {%- set rejects = lakehouse_patterns._awap_companion('__rejects') -%}
+        {%- set stored = lakehouse_patterns.column_types(rejects) -%}
+        {%- set types = dict(scope.types, **lakehouse_patterns._awap_rejects_columns()) -%}
+        {%- set replaces_periods = scope.target is not none and stored -%}
+        {%- if replaces_periods -%}
+            {%- set stored = lakehouse_patterns.add_columns(
+                rejects, stored, lakehouse_patterns.schema_differences(stored, types).added
+            ) -%}
+        {%- endif -%}
+        {%- call statement('write_rejects') -%}
+            {%- if replaces_periods -%}
+            insert into {{ rejects }}
+            replace where {{ lakehouse_patterns._awap_condition(scope, findings.periods) }}
+            select {{ lakehouse_patterns.selected_as_stored(stored, types) | join(', ') }}
+            {%- else -%}
+            create or replace table {{ rejects }}
+            {{ lakehouse_patterns._awap_clauses({}) }}
+            {{ lakehouse_patterns._awap_location(rejects) }}
+            as
+            select *
+            {%- endif %}
+            from ({{ lakehouse_patterns._awap_judged_rows(scope, findings) }})
+            {#- What the audit found tells already that there are none: no second scan. #}
+            where {{ 'size(lakehouse_patterns_rejected_by) > 0' if findings.has_rejects else 'false' }}
+        {%- endcall -%}
+    {%- endif -%}
+{% endmacro %}
+
+
+{% macro _awap_judged_rows(scope, findings) %}
+    {#- The staged rows with the names of the dispatching audits that reject them: the row's own, then its period's. -#}
+    {%- set alias = 'lakehouse_patterns_staged' -%}
+select
+    {{ alias }}.*,
+    {{ lakehouse_patterns._awap_run_sql(scope, alias) }} as lakehouse_patterns_run,
+    array_distinct(concat(
+        array_compact(array(
+            cast(null as string)
+            {%- for audit in scope.audits if audit.type == 'record' and audit.outcome == 'dispatch' %},
+            case when ({{ audit.valid_when }}) is not true then {{ lakehouse_patterns.text_literal(audit.name) }} end
+            {%- endfor %}
+        )),
+        case
+            {%- for run, names in findings.rejected.items() %}
+            when {{ alias ~ '.' ~ scope.period ~ ' = ' ~ lakehouse_patterns.typed_literal(run, scope.type)
+                    if scope.period else 'true' }} then array({{ lakehouse_patterns.text_literals(names) }})
+            {%- endfor %}
+            when false then array('')
+            else array_compact(array(cast(null as string)))
+        end
+    )) as lakehouse_patterns_rejected_by
+from {{ scope.rows }} as {{ alias }}
+{% endmacro %}
