@@ -44,8 +44,8 @@
 {% macro _awap_input(reference) %}
     {#- `ref` knows what `--defer` puts in a model's place; the graph's nodes don't. -#}
     {%- if reference is mapping -%}
-        {%- set names = [reference.package, reference.name] if reference.package else [reference.name] -%}
-        {{ return(ref(*names, v=reference.version)) }}
+        {%- set names = [reference.package, reference.name] if reference.get('package') else [reference.name] -%}
+        {{ return(ref(*names, v=reference.get('version'))) }}
     {%- endif -%}
     {{ return(source(*reference)) }}
 {% endmacro %}

@@ -77,6 +77,9 @@
         'audits': options.audits + lakehouse_patterns._awap_contract_audits(options.audits),
     } -%}
     {%- do lakehouse_patterns._awap_follow_schema(scope, options, rebuilds) -%}
+    {%- for audit in options.audits if audit.type == 'null_share' -%}
+        {%- do lakehouse_patterns._awap_field(audit, context.types) -%}
+    {%- endfor -%}
     {%- if options.dispatches -%}
         {%- do lakehouse_patterns._awap_require_free_names(context.types) -%}
     {%- endif -%}
