@@ -311,7 +311,7 @@ class BatchWriter(BatchFunction):
                 )
 
     def _evidence(self, what: str, limit: float) -> list[BatchAccount]:
-        """Return the batches before; without large ones above the limit, which somebody let pass on purpose."""
+        """Return the earlier batches that count: a large batch above the limit was let pass on purpose and doesn't."""
         fewest = self.params.min_records
         return [one for one in self._judged if one.read < fewest or getattr(one, what) <= limit * one.read]
 

@@ -226,7 +226,7 @@ class Landing:
         return [LandingFile(**asdict(file)) for file in list_files(self._folder, folders)]
 
     def partition_folders(self, start: dt.datetime, grain: str) -> list[str]:
-        """Return the folders of the landing partition that starts then; ``hour=9`` is the hour of ``hour=09``."""
+        """Return the folders of the landing partition that starts then; ``hour=9`` and ``hour=09`` are equal."""
         day = f"date={start:%Y-%m-%d}"
         if grain == "day":
             return [day] if self.has_folder(day) else []

@@ -1,14 +1,14 @@
-"""Which files a source has, and the lines that are in them: one definition for every job that reads files.
+"""The files of a source and the lines in them: one definition for every job that reads files.
 
-* A source is a file, or a folder with all its sub-folders, however deep. Its path is taken as it is written: ``[1]``,
-  ``{a}``, ``*`` and ``?`` are characters like any other, unless a job has an option that says pattern.
-* A file or folder whose name starts with ``_`` or ``.``, or ends with ``._COPYING_``, is hidden: neither it nor what is
-  in it counts.
-* Files are UTF-8. A byte order mark at their start is no content. A line ends with LF; the CR before it is no content
-  for a parser, and a CR elsewhere ends no line.
+* A source is a file, or a folder with all its sub-folders. Its path is literal: ``[1]``, ``{a}``, ``*`` and ``?``
+  are characters, unless a job has an option for patterns.
+* A file or folder whose name starts with ``_`` or ``.``, or ends with ``._COPYING_``, is hidden: a job reads neither
+  the file nor the files in the folder.
+* Files are UTF-8. A byte order mark at the start of a file is dropped. LF ends a line; parsers drop a CR before the LF.
+  A CR elsewhere ends no line.
 * Names that end as Hadoop's codecs do (``.gz``, ``.bz2``, ``.zst``, ``.lz4``, ``.snappy``, ``.deflate``) are unpacked;
-  a file that isn't what its name says can't be read, which fails the job.
-* What is read are the files of the listing, and a folder ``x=1`` adds no column.
+  a file with such a name and another content fails the job.
+* A job reads exactly the files that it has listed. A folder ``x=1`` adds no column.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From a text to a typed value, exactly or not at all: the one rule of all readers.
+"""Texts as typed values without loss: the one rule of all readers.
 
-Spark's own casts and parsers change values without a word: ``1.239`` becomes ``1.24`` in a ``decimal(5,2)``, the text
+Spark's casts and parsers change values silently: ``1.239`` becomes ``1.24`` in a ``decimal(5,2)``, the text
 of a timestamp becomes a date, ``10:00`` becomes ten o'clock of today, ``16777217`` becomes ``16777216`` in a float.
-Here a text that the type can't hold as it is written is no value of that type.
+Here such a text is no value of the type: the result is NULL, which the caller counts or refuses.
 """
 
 from __future__ import annotations
