@@ -229,9 +229,12 @@ def _text(value: Any) -> str | None:
 
 
 def _time(value: Any) -> dt.datetime | None:
-    """Return a time, in UTC if it has no offset; None if the value is no time."""
+    """Return a time, in UTC if it has no offset; None if the value is no time, or a date or a time of day alone."""
+    text = str(value)
     try:
-        time = dt.datetime.fromisoformat(str(value))
+        time = dt.datetime.fromisoformat(text)
     except ValueError:
+        return None
+    if ":" not in text:
         return None
     return time.replace(tzinfo=time.tzinfo or dt.UTC)

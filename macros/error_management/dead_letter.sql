@@ -76,7 +76,7 @@ select
     *,
     '{{ job_name or this.identifier }}' as job_name,
     '{{ job_version }}' as job_version,
-    timestamp '{{ processed_at or run_started_at.strftime("%Y-%m-%d %H:%M:%S") }}' as processed_at
+    {{ lakehouse_patterns._given_or_run_start('processed_at', processed_at) }} as processed_at
 from {{ flagged }}
 where error_class is not null
 {%- endmacro %}

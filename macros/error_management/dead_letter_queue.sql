@@ -14,7 +14,7 @@
         days is integer and days > 0, 'days must be a number of days above 0, got ' ~ days
     ) -%}
 select
-    try_cast(processed_at as date) as day,
+    {{ lakehouse_patterns._utc_date('processed_at') }} as day,
     error_class,
     count(*) as letters,
     count_if(status in ('pending', 'parked')) as open_letters,
@@ -22,8 +22,12 @@ select
     max(processed_at) as newest,
     avg(attempts) as mean_attempts
 from {{ dead_letter }}
-where processed_at >= {{ lakehouse_patterns._dead_letter_now(now) }} - interval {{ days }} days
-group by try_cast(processed_at as date), error_class
+where
+    {#- Not minus an interval: a day of the session's zone may have 23 hours. #}
+    processed_at >= timestamp_micros(
+        unix_micros({{ lakehouse_patterns._given_or_run_start('now', now) }}) - {{ days * 86400000000 }}
+    )
+group by {{ lakehouse_patterns._utc_date('processed_at') }}, error_class
 {%- endmacro %}
 
 {% test dead_letter_queue(model, max_open=none, max_age_hours=none, max_per_day=none) %}
@@ -49,7 +53,7 @@ group by try_cast(processed_at as date), error_class
     {%- do lakehouse_patterns.require(
         limits, 'dead_letter_queue needs a limit: max_open, max_age_hours or max_per_day'
     ) -%}
-    {%- set moment = lakehouse_patterns._dead_letter_now(now) -%}
+    {%- set moment = lakehouse_patterns._given_or_run_start('now', now) -%}
 select
     limit_name,
     got,
@@ -70,13 +74,11 @@ from (
                 unix_micros({{ moment }})
                 - unix_micros(min(case when status in ('pending', 'parked') then processed_at end))
             ) / 3600000000 as age_hours,
-            count_if(try_cast(processed_at as date) = try_cast({{ moment }} as date)) as per_day
+            count_if(
+                {{ lakehouse_patterns._utc_date('processed_at') }} = {{ lakehouse_patterns._utc_date(moment) }}
+            ) as per_day
         from {{ dead_letter }}
     )
 )
 where got > allowed
-{%- endmacro %}
-
-{% macro _dead_letter_now(now) -%}
-timestamp '{{ now or run_started_at.strftime("%Y-%m-%d %H:%M:%S") }}'
 {%- endmacro %}

@@ -81,7 +81,7 @@ where rejected_by is null
     {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
 select
     '{{ run_id or invocation_id }}' as run_id,
-    timestamp '{{ run_at or run_started_at.strftime("%Y-%m-%d %H:%M:%S.%f") }}' as run_at,
+    {{ lakehouse_patterns._given_or_run_start('run_at', run_at) }} as run_at,
     stack(
         {{ conditions | length }},
         {%- for c in conditions %}

@@ -40,11 +40,12 @@
     {%- set column = adapter.quote(column) -%}
     {#- Call render(): in a microbatch model a relation converted to text has a filter on the batch's rows. -#}
     {%- set relation = relation.render() -%}
+    {%- set first = 'date_sub(' ~ lakehouse_patterns._utc_date('current_timestamp()') ~ ', ' ~ days ~ ')' -%}
     {%- set vanished = run_query(
         'select distinct cast(' ~ column ~ ' as string) as vanished from ' ~ this
-        ~ ' where ' ~ column ~ ' >= date_sub(current_date(), ' ~ days ~ ') and ' ~ column
-        ~ ' not in (select ' ~ column ~ ' from ' ~ relation ~ ' where ' ~ column ~ ' >= date_sub(current_date(), '
-        ~ days ~ ')) order by vanished'
+        ~ ' where ' ~ column ~ ' >= ' ~ first ~ ' and ' ~ column
+        ~ ' not in (select ' ~ column ~ ' from ' ~ relation ~ ' where ' ~ column ~ ' >= ' ~ first
+        ~ ') order by vanished'
     ).columns[0].values() -%}
     {%- if not vanished -%}
         {{ return('') }}

@@ -21,11 +21,10 @@
         ) -%}
         {{ return(lakehouse_patterns._time_travel_rows(relation, 'version as of ' ~ version)) }}
     {%- elif timestamp is not none -%}
-        {%- do lakehouse_patterns.require(
-            modules.re.fullmatch('[0-9T:. +Z-]+', timestamp | string),
-            "timestamp must be a time such as 2024-03-01 10:00:00, got '" ~ timestamp ~ "'"
-        ) -%}
-        {{ return(lakehouse_patterns._time_travel_rows(relation, "timestamp as of '" ~ timestamp ~ "'")) }}
+        {%- set moment = lakehouse_patterns._moment('timestamp', timestamp) -%}
+        {{ return(lakehouse_patterns._time_travel_rows(
+            relation, 'timestamp as of ' ~ lakehouse_patterns._timestamp_literal(moment)
+        )) }}
     {%- elif not execute -%}
         {{ return(relation | string) }}
     {%- endif -%}

@@ -217,29 +217,10 @@ inner join current_loads
     ) -%}
 {% endmacro %}
 
-{% macro _moment(name, text) %}
-    {#- A time as a naive datetime in UTC. -#}
-    {%- do lakehouse_patterns.require(
-        modules.re.fullmatch(
-            '\\d{4}-\\d{2}-\\d{2}([T ]\\d{2}(:\\d{2}(:\\d{2}([.]\\d{1,6})?)?)?(Z|[+-]\\d{2}:\\d{2})?)?', text | string
-        ),
-        name ~ " must be a time such as 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00+01:00, got '" ~ text ~ "'"
-    ) -%}
-    {%- set moment = modules.datetime.datetime.fromisoformat(text | string) -%}
-    {%- if moment.tzinfo -%}
-        {%- set moment = moment.astimezone(modules.pytz.utc).replace(tzinfo=none) -%}
-    {%- endif -%}
-    {{ return(moment) }}
-{% endmacro %}
-
 {% macro _duration(name, text) %}
     {%- set parts = modules.re.fullmatch('(\\d+) (minute|hour|day)s?', text | string) -%}
     {%- do lakehouse_patterns.require(
         parts, name ~ " must be a number of minutes, hours or days such as '2 hours', got '" ~ text ~ "'"
     ) -%}
     {{ return(modules.datetime.timedelta(**{parts[2] ~ 's': parts[1] | int})) }}
-{% endmacro %}
-
-{% macro _timestamp_literal(moment) %}
-    {{ return("timestamp '" ~ moment.isoformat(sep=' ') ~ "+00:00'") }}
 {% endmacro %}

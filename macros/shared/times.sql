@@ -1,6 +1,7 @@
 {#-
     Texts as times. Spark completes a text that names no date with today's, one that names no time with midnight, and
-    one without an offset with the session's zone: none of that is in the text.
+    one without an offset with the session's zone: none of that is in the text. Nor does the day of an instant depend on
+    the session's zone: it is that of UTC.
 -#}
 
 {% macro _is_full_timestamp(text) %}
@@ -14,5 +15,43 @@
     {{ return(
         'case when ' ~ lakehouse_patterns._is_full_timestamp(text)
         ~ ' then try_to_timestamp(case when ' ~ has_offset ~ ' then ' ~ text ~ ' else concat(' ~ text ~ ", 'Z') end) end"
+    ) }}
+{% endmacro %}
+
+
+{% macro _moment(name, text) %}
+    {#- A time as a naive datetime in UTC. -#}
+    {%- do lakehouse_patterns.require(
+        modules.re.fullmatch(
+            '\\d{4}-\\d{2}-\\d{2}([T ]\\d{2}(:\\d{2}(:\\d{2}([.]\\d{1,6})?)?)?(Z|[+-]\\d{2}:\\d{2})?)?', text | string
+        ),
+        name ~ " must be a time such as 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00+01:00, got '" ~ text ~ "'"
+    ) -%}
+    {%- set moment = modules.datetime.datetime.fromisoformat(text | string) -%}
+    {%- if moment.tzinfo -%}
+        {%- set moment = moment.astimezone(modules.pytz.utc).replace(tzinfo=none) -%}
+    {%- endif -%}
+    {{ return(moment) }}
+{% endmacro %}
+
+
+{% macro _timestamp_literal(moment) %}
+    {{ return("timestamp '" ~ moment.isoformat(sep=' ') ~ "+00:00'") }}
+{% endmacro %}
+
+
+{% macro _given_or_run_start(name, text) %}
+    {#- A time that an argument may give, as a literal; by default the start of the dbt run. -#}
+    {%- set moment = lakehouse_patterns._moment(name, text) if text
+        else run_started_at.astimezone(modules.pytz.utc).replace(tzinfo=none) -%}
+    {{ return(lakehouse_patterns._timestamp_literal(moment)) }}
+{% endmacro %}
+
+
+{% macro _utc_date(timestamp) %}
+    {#- The day in UTC, where a cast would give that of the session's zone. -#}
+    {%- set micros = 'unix_micros(' ~ timestamp ~ ')' -%}
+    {{ return(
+        'date_from_unix_date(try_cast((' ~ micros ~ ' - pmod(' ~ micros ~ ', 86400000000)) div 86400000000 as int))'
     ) }}
 {% endmacro %}

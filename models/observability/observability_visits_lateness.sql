@@ -22,10 +22,7 @@ lines as (
         touched_dates.event_date,
         touched_dates.last_ingested_at,
         date_trunc('hour', valid.event_time) as event_hour,
-        timestamp_seconds(
-            unix_seconds(cast(valid.date as timestamp)) -- ansi-safe: every date is a timestamp
-            + valid.hour * 3600
-        ) as landing_hour
+        timestamp_seconds(unix_date(valid.date) * 86400L + valid.hour * 3600) as landing_hour
     from touched_dates
     left join {{ ref('silver_visits_valid') }} as valid on touched_dates.event_date = valid.event_date
 ),

@@ -39,9 +39,9 @@
         changed_at,
         change.login,
         change.email,
-        try_to_timestamp(change.registered_datetime) as registered_at,
-        try_to_timestamp(change.first_connection_datetime) as first_connection_at,
-        try_to_timestamp(change.last_connection_datetime) as last_connection_at,
+        {{ lakehouse_patterns._full_timestamp('change.registered_datetime') }} as registered_at,
+        {{ lakehouse_patterns._full_timestamp('change.first_connection_datetime') }} as first_connection_at,
+        {{ lakehouse_patterns._full_timestamp('change.last_connection_datetime') }} as last_connection_at,
         change.plan,
         op = 'D' or coalesce(try_cast(change.is_deleted as boolean), false) as is_deleted,
         ingested_at

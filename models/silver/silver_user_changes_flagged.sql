@@ -11,7 +11,8 @@
          'inputs': ['payload']},
         {'name': 'sequence', 'expression': "try_cast(get_json_object(payload, '$.sequence') as bigint)",
          'inputs': ['payload']},
-        {'name': 'changed_at', 'expression': "try_to_timestamp(get_json_object(payload, '$.changed_at'))",
+        {'name': 'changed_at',
+         'expression': lakehouse_patterns._full_timestamp("get_json_object(payload, '$.changed_at')"),
          'inputs': ['payload']}
     ]
 ) }}

@@ -16,8 +16,8 @@ fields as (
         load_id,
         -- The folder's date, or that of a file which lies in no dated folder.
         coalesce(
-            try_to_timestamp(nullif(regexp_extract(file_path, 'date=([0-9-]+)', 1), '')),
-            date_trunc('day', file_modified_at)
+            try_to_timestamp(concat(nullif(regexp_extract(file_path, 'date=([0-9-]+)', 1), ''), 'T00:00:00Z')),
+            timestamp_micros(unix_micros(file_modified_at) - pmod(unix_micros(file_modified_at), 86400000000))
         ) as extracted_at
     from current_lines
 ),
@@ -44,12 +44,12 @@ select
     extract.id,
     extract.login,
     extract.email,
-    try_to_timestamp(extract.registered_datetime) as registered_at,
-    try_to_timestamp(extract.first_connection_datetime) as first_connection_at,
-    try_to_timestamp(extract.last_connection_datetime) as last_connection_at,
+    {{ lakehouse_patterns._full_timestamp('extract.registered_datetime') }} as registered_at,
+    {{ lakehouse_patterns._full_timestamp('extract.first_connection_datetime') }} as first_connection_at,
+    {{ lakehouse_patterns._full_timestamp('extract.last_connection_datetime') }} as last_connection_at,
     extract.plan,
     coalesce(
-        try_to_timestamp(extract.updated_at),
+        {{ lakehouse_patterns._full_timestamp('extract.updated_at') }},
         timestamp_micros(
             unix_micros(extracted_at) + load_id % if(load_id < 1000000000000000, 1000, 1000000) - 1
         )

@@ -76,6 +76,7 @@ from python_jobs.shared.records.dead_letters import (
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
+from python_jobs.shared.spark.times import full_timestamp
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
@@ -86,8 +87,6 @@ WATERMARKS_TYPE = (
 )
 # Spark has times before year 1, Python doesn't: a partition with only such records gets this event time.
 _EARLIEST = to_micros(dt.datetime(1000, 1, 1, tzinfo=dt.UTC))
-# Spark reads a text without a date, such as '10:15', as a time of today: a rerun could give another event time.
-_DATED = r"^\s*\d{4,6}-\d"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +265,7 @@ def judged(
 
 def _as_timestamp(value: Column, type_: DataType, event_time: str) -> Column:
     if isinstance(type_, StringType):
-        return F.when(value.rlike(_DATED), F.try_to_timestamp(value))
+        return full_timestamp(f"trim({event_time})")
     if isinstance(type_, TimestampType | TimestampNTZType | DateType):
         return value.cast("timestamp")
     raise WrongUse(

@@ -46,7 +46,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, present, require_at_least
-from python_jobs.shared.core.intervals import parse_time, to_micros
+from python_jobs.shared.core.intervals import from_micros, parse_time, to_micros
 from python_jobs.shared.delta.commits import CONFLICTS, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
     active_files,
@@ -63,7 +63,13 @@ from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import executed_plan
 from python_jobs.shared.spark.session import settings
-from python_jobs.shared.spark.sql_text import identifier, string_literal, table_name
+from python_jobs.shared.spark.sql_text import (
+    identifier,
+    named_column,
+    string_literal,
+    table_name,
+    timestamp_literal,
+)
 
 SAFE_RETENTION = dt.timedelta(days=7)
 """Delta's default, which also holds for raw datasets: they have no property to say otherwise."""
@@ -194,7 +200,10 @@ def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.d
 
 
 def partition_predicate(rows: Sequence[Row], types: Mapping[str, str]) -> str:
-    """Return the SQL that selects exactly these partitions; a NULL value is a value."""
+    """Return the SQL that selects exactly these partitions; a NULL value is a value.
+
+    The rows are those of :func:`without_zone`.
+    """
     return " or ".join(
         "("
         + " and ".join(f"{identifier(name)} <=> {_literal(row[name], types[name])}" for name in types)
@@ -206,7 +215,22 @@ def partition_predicate(rows: Sequence[Row], types: Mapping[str, str]) -> str:
 def _literal(value: Any, type_: str) -> str:
     if value is None:
         return "null"
+    if type_ == "timestamp":
+        return timestamp_literal(from_micros(value))
+    if type_ == "binary":
+        return f"X'{value.hex()}'"
     return f"cast({string_literal(str(value))} as {type_})"
+
+
+def without_zone(partitions: DataFrame) -> DataFrame:
+    """Return the rows with microseconds since 1970 for each timestamp: collected, it would be one of Python's zone."""
+    types = dict(partitions.dtypes)
+    return partitions.select(
+        *(
+            F.unix_micros(named_column(name)).alias(name) if type_ == "timestamp" else named_column(name)
+            for name, type_ in types.items()
+        )
+    )
 
 
 # --- the runs -------------------------------------------------------------------------------------------
@@ -321,7 +345,7 @@ def _chosen_partitions(spark: SparkSession, parameters: Parameters, now: dt.date
                 f"where '{parameters.where}' can't be used ({failure.getCondition()}); it is SQL over the "
                 f"partition columns of {parameters.table}: {', '.join(columns) or 'none'}"
             ) from None
-    chosen = worth_compacting(files, columns, parameters, now).collect()
+    chosen = without_zone(worth_compacting(files, columns, parameters, now)).collect()
     if parameters.mode == "inline":
         written = _partitions_of_last_commit(spark, parameters.table)
         chosen = [row for row in chosen if tuple(row[name] for name in columns) in written]
@@ -333,8 +357,8 @@ def _partitions_of_last_commit(spark: SparkSession, table: str) -> set[tuple[Any
     newest = latest_version(spark, table)
     added = committed_files(spark, table, newest - 1, newest).where("add.dataChange")
     marker = F.lit(True).alias("added")
-    rows = added.select(*partition_values(spark, table, "add.partitionValues"), marker).distinct().collect()
-    return {tuple(row)[:-1] for row in rows}
+    values = added.select(*partition_values(spark, table, "add.partitionValues"), marker).distinct()
+    return {tuple(row)[:-1] for row in without_zone(values).collect()}
 
 
 def _delta_state(spark: SparkSession, parameters: Parameters) -> State:

@@ -321,12 +321,14 @@ def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> N
     if table_exists(spark, parameters.ledger):
         if (transaction_version(spark, parameters.ledger, _ledger_app_id(spark, parameters)) or 0) >= run:
             return
-        since = read_table(spark, parameters.ledger).agg(F.max("ingested_at")).collect()[0][0]
+        # As a number: a collected timestamp is one of Python's zone, and means two instants when clocks go back.
+        newest = F.unix_micros(F.max("ingested_at"))
+        since = read_table(spark, parameters.ledger).agg(newest).collect()[0][0]
     bronze = read_table(spark, parameters.target)
     if (
         since is not None
     ):  # ingested_at rises with every run, so that file statistics leave the old files unread
-        bronze = bronze.where(F.col("ingested_at") > F.lit(since))
+        bronze = bronze.where(F.col("ingested_at") > F.timestamp_micros(F.lit(since)))
     rows = ledger_rows(bronze.drop("payload").distinct())
     write_once(spark, rows, parameters.ledger, transaction=(_ledger_app_id(spark, parameters), run))
 

@@ -139,7 +139,7 @@ def _is_file(system: fs.FileSystem, path: str) -> bool:
 
 
 def _later_partition(folder: str) -> dict[str, Any] | None:
-    """Return the next partition in the order of names: ``date=…`` and ``hour=…`` sort by time."""
+    """Return the next partition: ``date=…`` sorts by its text, ``hour=…`` by its number, so 9 comes before 10."""
     system, path = _open(folder)
     depth = 2 if path.rsplit("/", 1)[1].startswith("hour=") else 1
     root, own = path.rsplit("/", depth)[0], "/".join(path.split("/")[-depth:])
@@ -155,11 +155,21 @@ def _later_partition(folder: str) -> dict[str, Any] | None:
                 if info.type == fs.FileType.Directory
                 and "=" in info.base_name
                 # Earlier days are closed already: don't list their hours.
-                and info.path.removeprefix(f"{root}/") >= own.split("/")[0]
+                and _order(info.path.removeprefix(f"{root}/"))[:1] >= _order(own)[:1]
             ]
         )
-    later = sorted(name for name in (p.removeprefix(f"{root}/") for p in levels[-1]) if name > own)
-    return {"next_partition": later[0]} if later else None
+    names = (path.removeprefix(f"{root}/") for path in levels[-1])
+    later = min((name for name in names if _order(name) > _order(own)), key=_order, default=None)
+    return None if later is None else {"next_partition": later}
+
+
+def _order(partition: str) -> tuple[tuple[str, int, str], ...]:
+    """Return what a partition sorts by: numbers as numbers, and before texts."""
+    parts = (part.partition("=") for part in partition.split("/"))
+    return tuple(
+        (name, int(value), "") if value.isdecimal() else (name, sys.maxsize, value)
+        for name, _, value in parts
+    )
 
 
 def _new_notices(dataset: str, handled: tuple[str, ...]) -> dict[str, Any] | None:

@@ -5,8 +5,8 @@ A job module has a frozen dataclass of parameters and one function ``run(spark, 
     if __name__ == "__main__":
         run_job(Parameters, run)
 
-``run_job`` makes a command line from the dataclass, with ``--config FILE.yml`` and ``--report PATH``. It starts Spark,
-calls ``run`` and prints the returned report as one JSON object, the last line of standard output. Exit codes: 0 done,
+``run_job`` makes a command line from the dataclass, with ``--config FILE.yml`` and ``--report PATH``. It starts Spark
+in UTC, calls ``run`` and prints the returned report as one JSON object, the last line of standard output. Exit codes: 0 done,
 1 failed, 2 wrong use, 3 data refused, 4 not ready.
 """
 

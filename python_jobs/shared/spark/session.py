@@ -1,8 +1,10 @@
-"""The Spark session of a job. Its settings come from conf/spark-defaults.conf and spark-submit, never from code."""
+"""The Spark session of a job: settings come from conf/spark-defaults.conf and spark-submit; only UTC is set here."""
 
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -33,7 +35,22 @@ def spark_session(app_name: str) -> SparkSession:
             "Spark started without Delta Lake: run `source .venv/bin/activate` first, "
             "or pass the settings of conf/spark-defaults.conf to spark-submit"
         )
+    use_utc(spark)
     return spark
+
+
+def use_utc(spark: SparkSession) -> None:
+    """Make UTC the zone of the session, of this process and of Spark's Python workers.
+
+    Spark reads a text without offset, and the date of a timestamp, in the session's zone. A timestamp that is
+    collected, or that a Python function gets, is a time without offset in Python's own zone. The zones are set, not
+    compared, because spark-submit hands no setting on to all these places. The JVM's own zone decides nothing then:
+    PostgreSQL's times without offset are read as timestamp_ntz.
+    """
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    spark.sparkContext.environment["TZ"] = "UTC"
 
 
 @contextmanager

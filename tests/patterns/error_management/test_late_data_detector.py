@@ -246,16 +246,16 @@ class TestSplit:
         )
         assert [batch["watermark"][11:16] for batch in report["batches"]] == ["09:36", *["09:37"] * 3]
 
-    def test_a_time_of_day_alone_is_no_event_time(self, spark: SparkSession) -> None:
-        rows = spark.createDataFrame(
-            [("10:15",), ("2024-01-01",), (" 2024-01-01 10:15:00",)], "event_time string"
-        )
-        judged = job.judged(rows, "event_time", None, at("12:00"), dt.timedelta(hours=1))
-        assert_rows(
-            judged,
-            [(None, "UNPARSABLE_EVENT_TIME"), (at("00:00"), None), (at("10:15"), None)],
-            ["event_at", "error_class"],
-        )
+    def test_a_text_without_date_or_time_of_day_is_no_event_time(self, spark: SparkSession) -> None:
+        texts = ["10:15", "2024-01-01", " 2024-01-01 10:15:00", "2024-01-01T11:15:00+01:00"]
+        rows = spark.createDataFrame([(text,) for text in texts], "event_time string")
+        with setting(spark, "spark.sql.session.timeZone", "Asia/Kolkata"):
+            judged = job.judged(rows, "event_time", None, at("12:00"), dt.timedelta(hours=1))
+            assert_rows(
+                judged,
+                [(None, "UNPARSABLE_EVENT_TIME")] * 2 + [(at("10:15"), None)] * 2,
+                ["event_at", "error_class"],
+            )
 
     def test_a_restart_goes_on_with_the_watermark_and_an_idle_run_adds_nothing(self, ran: Any) -> None:
         stream, _ = ran

@@ -218,6 +218,19 @@ def test_a_skipped_hour_is_closed_by_any_later_partition(folder: Path) -> None:
     assert is_ready(next_partition=f"{folder}/daily/date=2024-03-01")
 
 
+def test_partitions_come_in_the_order_of_their_numbers(folder: Path) -> None:
+    for hour in (8, 9, 10):
+        (folder / "date=2024-03-01" / f"hour={hour}").mkdir(parents=True)
+    found = [look(Condition(next_partition=f"{folder}/date=2024-03-01/hour={hour}")) for hour in (8, 9, 10)]
+    assert found == [
+        {"next_partition": "date=2024-03-01/hour=9"},
+        {"next_partition": "date=2024-03-01/hour=10"},
+        None,
+    ]
+    (folder / "date=2024-03-01" / "hour=09").mkdir()
+    assert is_ready(next_partition=f"{folder}/date=2024-03-01/hour=09")
+
+
 class Visits:
     """A table of visits with a row that comes late, and the raw dataset that is made of it hour by hour."""
 
