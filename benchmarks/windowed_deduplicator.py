@@ -57,11 +57,10 @@ def _batch(bench: Workbench) -> Comparison:
     visits(spark.range(rows), 86_400 / rows).write.format("delta").save(str(bench.folder / "batch"))
     source = f"delta.`{bench.folder / 'batch'}`"
     ranked = f"select *, row_number() over (partition by visit_id order by event_time) as rn from {source}"
+    by_key = {"key": "visit_id", "order_by": "event_time", "content": "struct(*)"}
     statements = {
-        "macro": render("windowed_deduplicator", relation=source, key="visit_id", order_by="event_time"),
-        "macro, with flags": render(
-            "windowed_deduplicator_flags", relation=source, key="visit_id", order_by="event_time"
-        ),
+        "macro": render("windowed_deduplicator", relation=source, **by_key),
+        "macro, with flags": render("windowed_deduplicator_flags", relation=source, **by_key),
         "plain row_number": f"select * except (rn) from ({ranked}) where rn = 1",
         "dbt_utils.deduplicate": (
             f"with row_numbered as ({ranked}) select distinct data.* from {source} as data "

@@ -6,13 +6,16 @@
     Here `order_by` orders the rows, and `content` (by default the whole row) breaks ties. A row whose `order_by` is
     NULL, NaN or infinite is kept only if no row of the key has a value, both for `first` and for `last`.
 
+    Spark sorts and compares no maps and no variants, so in `content` they count by their JSON. The columns of a CTE or
+    of a name are not known when the macro is rendered: there the whole row counts by its JSON.
+
     Rows without a key are not repeats of each other: they fail the statement, or `windowed_deduplicator_null_keys`
     selects them. In a key column that is declared nullable, NULL equals NULL.
 -#}
 
 {% macro windowed_deduplicator(
     relation, key=none, order_by=none, keep='first', nullable_key=none, on_null_key='fail', past=none,
-    content='struct(*)'
+    content=none
 ) %}
     {{ return(adapter.dispatch('windowed_deduplicator', 'lakehouse_patterns')(
         relation, key, order_by, keep, nullable_key, on_null_key, past, content
@@ -25,8 +28,27 @@
             not (order_by or nullable_key or past),
             'without a key all columns are compared: order_by, nullable_key and past belong to a key'
         ) -%}
+        {%- set whole = lakehouse_patterns._deduplicator_content(relation, none) -%}
+        {%- if not whole.is_text and whole.expression == 'struct(*)' -%}
 select distinct *
 from {{ relation }}
+        {%- else -%}
+select * except (lakehouse_patterns_content, lakehouse_patterns_rank)
+from (
+    select
+        *,
+        row_number() over (
+            partition by lakehouse_patterns_content order by lakehouse_patterns_content
+        ) as lakehouse_patterns_rank
+    from (
+        select
+            *,
+            {{ whole.expression }} as lakehouse_patterns_content
+        from {{ relation }}
+    )
+)
+where lakehouse_patterns_rank = 1
+        {%- endif -%}
     {%- else -%}
         {%- set rules = lakehouse_patterns._deduplicator_rules(
             relation, key, order_by, keep, nullable_key, on_null_key, content
@@ -63,7 +85,7 @@ where
 {%- endmacro %}
 
 {% macro windowed_deduplicator_flags(
-    relation, key, order_by, keep='first', nullable_key=none, on_null_key='fail', content='struct(*)'
+    relation, key, order_by, keep='first', nullable_key=none, on_null_key='fail', content=none
 ) %}
     {{ return(adapter.dispatch('windowed_deduplicator_flags', 'lakehouse_patterns')(
         relation, key, order_by, keep, nullable_key, on_null_key, content
@@ -119,6 +141,10 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         ) -%}
     {%- endfor -%}
     {%- set expressions = lakehouse_patterns.as_list(key) -%}
+    {%- set types = lakehouse_patterns._deduplicator_types(relation) -%}
+    {%- do lakehouse_patterns.require_sortable(types, expressions, 'key') -%}
+    {%- do lakehouse_patterns.require_sortable(types, order, 'order_by') -%}
+    {%- set whole = lakehouse_patterns._deduplicator_content(relation, content) -%}
     {%- set names = [] -%}
     {%- for expression in expressions -%}
         {%- do names.append('lakehouse_patterns_key_' ~ loop.index) -%}
@@ -132,7 +158,35 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         'order': order,
         'keep': keep,
         'on_null_key': on_null_key,
-        'content': content
+        'content': whole.expression,
+        'content_is_text': whole.is_text
+    }) }}
+{% endmacro %}
+
+{% macro _deduplicator_types(relation) %}
+    {#- Empty for what can't be described: a name, which may be that of a CTE, and a table that is not there yet. -#}
+    {{ return({} if relation is string or not execute else lakehouse_patterns.column_types(relation)) }}
+{% endmacro %}
+
+{% macro _deduplicator_content(relation, content) %}
+    {#- {expression, is_text}: whether the expression is the JSON of the whole row. -#}
+    {%- if content is not none -%}
+        {{ return({'expression': content, 'is_text': false}) }}
+    {%- endif -%}
+    {%- set columns, has_text = [], [] -%}
+    {%- for name, type in lakehouse_patterns._deduplicator_types(relation).items() -%}
+        {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
+        {%- if not lakehouse_patterns.is_sortable(type) -%}
+            {%- do has_text.append(name) -%}
+            {%- set quoted = lakehouse_patterns.json_text('struct(' ~ quoted ~ ')') ~ ' as ' ~ quoted -%}
+        {%- endif -%}
+        {%- do columns.append(quoted) -%}
+    {%- endfor -%}
+    {%- if not columns -%}
+        {{ return({'expression': lakehouse_patterns.json_text('struct(*)'), 'is_text': true}) }}
+    {%- endif -%}
+    {{ return({
+        'expression': 'struct(' ~ (columns | join(', ')) ~ ')' if has_text else 'struct(*)', 'is_text': false
     }) }}
 {% endmacro %}
 
@@ -175,6 +229,10 @@ where {{ lakehouse_patterns._any_is_null(required) }}
     {%- for expression in rules.order -%}
         {%- do order.append(lakehouse_patterns._finite_or_null_sql(expression)) -%}
     {%- endfor -%}
+    {%- if rules.content_is_text -%}
+        {#- NULL is the least, as it is in a struct; in JSON it would come after texts and numbers. -#}
+        {%- do order.append("replace(lakehouse_patterns_content, ':null', ': ')") -%}
+    {%- endif -%}
 select
     *,
     row_number() over (

@@ -107,19 +107,9 @@
         {%- do parts.append(lakehouse_patterns.text_literal(name) ~ ', ' ~ expression) -%}
     {%- endfor -%}
     {%- set object = 'named_struct(' ~ (parts | join(', ')) ~ ')' -%}
-    {%- set options = {
-        'ignoreNullFields': 'false',
-        'timeZone': 'UTC',
-        'timestampFormat': 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX',
-        'timestampNTZFormat': 'yyyy-MM-dd HH:mm:ss.SSSSSS'
-    } -%}
-    {%- set pairs = [] -%}
-    {%- for name, value in options.items() -%}
-        {%- do pairs.append("'" ~ name ~ "', '" ~ value ~ "'") -%}
-    {%- endfor -%}
     {{ return(
         "sha2(if(typeof(" ~ object ~ ") rlike '[:<](float|double|map<)', "
         ~ "raise_error('lakehouse_patterns: a key takes no float, double or map: their texts are not stable'), "
-        ~ "to_json(" ~ object ~ ", map(" ~ (pairs | join(', ')) ~ "))), 256)"
+        ~ lakehouse_patterns.json_text(object) ~ '), 256)'
     ) }}
 {% endmacro %}

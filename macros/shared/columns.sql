@@ -78,6 +78,25 @@
 {% endmacro %}
 
 
+{% macro is_sortable(type) %}
+    {#- Spark sorts and compares no maps, variants and calendar intervals. -#}
+    {{ return('map<' not in type and 'variant' not in type and type != 'interval') }}
+{% endmacro %}
+
+
+{% macro require_sortable(types, names, option) %}
+    {#- Of names that are no columns (expressions) nothing is known. -#}
+    {%- for name in names -%}
+        {%- set known = lakehouse_patterns.column_name(types, name | string | replace('`', '')) -%}
+        {%- do lakehouse_patterns.require(
+            known is none or lakehouse_patterns.is_sortable(types[known]),
+            option ~ " may not be '" ~ name ~ "' of type " ~ types.get(known)
+            ~ ', which Spark neither compares nor sorts: use a column with a text of it, such as to_json'
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
 {% macro names_without_case(names, without) %}
     {#- The names that are not among others, whatever the case of their letters. -#}
     {%- set lowered, kept = without | map('lower') | list, [] -%}

@@ -90,11 +90,9 @@
 
 
 {% macro row_payload(rules, alias) %}
-    {#- Spark's own timestamp format would drop the microseconds. -#}
-    {{ return(
-        'to_json(struct(' ~ (lakehouse_patterns.quoted_names(rules.types, alias) | join(', '))
-        ~ "), map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX', 'ignoreNullFields', 'false'))"
-    ) }}
+    {{ return(lakehouse_patterns.json_text(
+        'struct(' ~ (lakehouse_patterns.quoted_names(rules.types, alias) | join(', ')) ~ ')'
+    )) }}
 {% endmacro %}
 
 

@@ -27,6 +27,22 @@
 {% endmacro %}
 
 
+{% macro json_text(struct) %}
+    {#- The text of a struct, the same in every session: Spark's own formats would drop microseconds, NULLs and UTC. -#}
+    {%- set options = {
+        'ignoreNullFields': 'false',
+        'timeZone': 'UTC',
+        'timestampFormat': 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX',
+        'timestampNTZFormat': 'yyyy-MM-dd HH:mm:ss.SSSSSS'
+    } -%}
+    {%- set pairs = [] -%}
+    {%- for name, value in options.items() -%}
+        {%- do pairs.append("'" ~ name ~ "', '" ~ value ~ "'") -%}
+    {%- endfor -%}
+    {{ return('to_json(' ~ struct ~ ', map(' ~ (pairs | join(', ')) ~ '))') }}
+{% endmacro %}
+
+
 {% macro quoted_name(name, alias=none) %}
     {{ return((alias ~ '.' if alias else '') ~ '`' ~ (name | string | replace('`', '``')) ~ '`') }}
 {% endmacro %}

@@ -16,8 +16,10 @@
     {%- endif -%}
     {%- for name, type in merger.types.items() if name not in merger.key + merger.sequence + [merger.is_deleted] -%}
         {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
-        {%- set sortable = 'map<' not in type and 'variant' not in type -%}
-        {%- do order.append(quoted if sortable else 'to_json(struct(' ~ quoted ~ '))') -%}
+        {%- do order.append(
+            quoted if lakehouse_patterns.is_sortable(type)
+            else lakehouse_patterns.json_text('struct(' ~ quoted ~ ')')
+        ) -%}
     {%- endfor -%}
     {%- set key = lakehouse_patterns.quoted_names(merger.key) -%}
     {%- set newest_first -%}

@@ -59,6 +59,8 @@
     {%- endfor -%}
     {%- set own = key + merger.sequence + ([merger.is_deleted] if merger.is_deleted else []) -%}
     {%- do lakehouse_patterns.require_columns(types, own + merger.prune_by + merger.keep_on_null) -%}
+    {%- do lakehouse_patterns.require_sortable(types, key, 'unique_key') -%}
+    {%- do lakehouse_patterns.require_sortable(types, merger.sequence, 'sequence') -%}
     {%- for name in merger.prune_by -%}
         {%- do lakehouse_patterns.require(
             lakehouse_patterns._merger_literal(name, merger.types[name]),

@@ -24,6 +24,7 @@
     {{ run_hooks(pre_hooks) }}
 
     {%- do lakehouse_patterns.stage_batch(context, compiled_code) -%}
+    {%- do lakehouse_patterns.require_sortable(context.types, options.key, 'key of full_loader') -%}
     {%- if context.is_empty -%}
         {%- if context.existing is none -%}
             {%- do run_query(lakehouse_patterns._full_loader_empty_view_sql(this, context.types)) -%}

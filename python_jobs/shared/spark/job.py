@@ -6,8 +6,8 @@ A job module has a frozen dataclass of parameters and one function ``run(spark, 
         run_job(Parameters, run)
 
 ``run_job`` makes a command line from the dataclass, with ``--config FILE.yml`` and ``--report PATH``. It starts Spark
-in UTC, calls ``run`` and prints the returned report as one JSON object, the last line of standard output. Exit codes: 0 done,
-1 failed, 2 wrong use, 3 data refused, 4 not ready.
+in UTC, calls ``run`` and prints the returned report as one JSON object, the last line of standard output. Exit codes:
+0 done, 1 failed, 2 wrong use, 3 data refused, 4 not ready.
 """
 
 from __future__ import annotations
