@@ -652,6 +652,31 @@ def test_bounds_are_compared_as_their_type(
     assert spark.sql(sql).collect()[0].is_before is is_before
 
 
+def test_columns_may_have_the_names_of_what_is_measured(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    """The period is `run`, and the audits read `row_count`, `value_1` and `measured`."""
+    spark.sql("select '8' as run, 'visitors' as audit, 10D as value").createOrReplaceTempView("named_before")
+    staged = spark.sql(
+        "select run, row_count, value_1, measured, 'x' as audit, true as is_staged from values "
+        "(9, null, 30, 1), (9, 2, 40, 1), (10, 3, 50, 5) as t (run, row_count, value_1, measured)"
+    )
+    audits: list[dict[str, Any]] = [
+        {"name": "visitors", "type": "change", "expression": "sum(value_1)", "min": -0.5},
+        {"name": "nulls", "type": "null_share", "column": "ROW_COUNT", "max": 0},
+        {"name": "valid", "type": "record", "valid_when": "measured < 5 and is_staged and audit = 'x'"},
+    ]
+    found = audited(spark, render, audits, staged, ("`run`", "int"), results="named_before")
+    assert_rows(
+        of_json(found, "run", "audit", "value", "baseline"),
+        [
+            ("9", "visitors", "70.0", "10.0"), ("10", "visitors", "50.0", "40.0"),
+            ("9", "nulls", "1.0", None), ("10", "nulls", "0.0", "1.0"),
+            ("9", "valid", "0.0", None), ("10", "valid", "1.0", "0.0"),
+        ],
+    )  # fmt: skip
+
+
 NO_NUMBERS: list[object] = [float("nan"), float("inf"), "5", True]
 
 
