@@ -13,7 +13,7 @@ $(error There is no variable $(UNKNOWN): the variables are $(VARIABLES))
 endif
 export INPUT VISITS SOURCE
 
-.PHONY: help setup demo services test test-all lint mutations mutants torture bench docs clean
+.PHONY: help setup demo services test test-all databricks lint mutations mutants torture bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,10 @@ test: setup ## run the tests, without those that kill processes, start clusters 
 
 test-all: setup ## run every test, and the mutants
 	@$(ACTIVATE) && pytest && python -m tools.mutants
+
+databricks: setup ## install dbt-databricks next to .venv and compare what it sends with the package and without it
+	@$(PYTHON) -m venv .venv-databricks && .venv-databricks/bin/python -m pip install --quiet --requirement requirements-databricks.txt
+	@$(ACTIVATE) && pytest -o addopts= tests/macros/test_other_adapters.py
 
 lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 	@$(ACTIVATE) && python -m tools.lint

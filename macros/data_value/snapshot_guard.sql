@@ -55,6 +55,7 @@
 
 
 {% macro _require_safe_snapshot() %}
+    {%- do lakehouse_patterns.require_proved_adapter("a snapshot's strategy of lakehouse_patterns") -%}
     {%- set reasons = {
         'ignore': 'a key that is gone from the extract would stay current for ever',
         'new_record': 'dbt-spark writes its delete records with a NULL key and NULL columns',

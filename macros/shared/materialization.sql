@@ -16,6 +16,7 @@
         `exposes`: whether readers get a Delta table, or a view over tables that belong to the materialization.
         `replaces_others`: whether a view or a table of another format of that name is dropped for the model's table.
     -#}
+    {%- do lakehouse_patterns.require_proved_adapter("materialized='" ~ materialization ~ "'") -%}
     {%- set existing = load_relation(this) -%}
     {%- do lakehouse_patterns.require_supported_configs(materialization) -%}
     {%- if exposes == 'table' -%}

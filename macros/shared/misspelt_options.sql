@@ -49,6 +49,7 @@
             'meta.lakehouse_patterns.' ~ name ~ ' of ' ~ node.name ~ " needs materialized='" ~ needed ~ "', got '"
             ~ node.config.materialized ~ "'"
         ) -%}
+        {%- do lakehouse_patterns.require_proved_adapter('meta.lakehouse_patterns.' ~ name ~ ' of ' ~ node.name) -%}
     {%- endfor -%}
 {% endmacro %}
 

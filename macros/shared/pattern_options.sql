@@ -57,6 +57,7 @@
 {% macro options_in(meta, pattern) %}
     {%- set given = (meta or {}).get('lakehouse_patterns') or {} -%}
     {%- for name in lakehouse_patterns.names_of_pattern(pattern) if given.get(name) is not none -%}
+        {%- do lakehouse_patterns.require_proved_adapter('meta.lakehouse_patterns.' ~ name) -%}
         {{ return(given[name]) }}
     {%- endfor -%}
     {{ return(none) }}

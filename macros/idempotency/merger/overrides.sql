@@ -3,7 +3,8 @@
 
     It works on `materialized='incremental'` with `incremental_strategy='merge'`: dbt asks for the SQL that creates
     the table and for the SQL that merges a batch into it, and the overrides below answer for a model that has options
-    under `meta.lakehouse_patterns.merger`. For any other model they hand back what dbt-spark gives.
+    under `meta.lakehouse_patterns.merger`. For any other model they return what the adapter that runs gives
+    (shared/adapters.sql).
 
     What dbt-spark's merge lacks, and why it can't be added around it:
     - a branch for deletions, and the guard that keeps an unknown key's deletion from being inserted;
@@ -23,7 +24,7 @@
         {%- do lakehouse_patterns._merger_require_model(language) -%}
     {%- endif -%}
     {%- if options is none or temporary -%}
-        {{ return(dbt.spark__create_table_as(temporary, relation, compiled_code, language)) }}
+        {{ return(lakehouse_patterns.adapter_macro('create_table_as')(temporary, relation, compiled_code, language)) }}
     {%- endif -%}
 
     {%- do lakehouse_patterns.require_no_emptying(relation, load_relation(relation)) -%}
@@ -41,7 +42,9 @@
 {% macro spark__get_merge_sql(target, source, unique_key, dest_columns, incremental_predicates) %}
     {%- set options = lakehouse_patterns.options('merger') -%}
     {%- if options is none -%}
-        {{ return(dbt.spark__get_merge_sql(target, source, unique_key, dest_columns, incremental_predicates)) }}
+        {{ return(lakehouse_patterns.adapter_macro('get_merge_sql')(
+            target, source, unique_key, dest_columns, incremental_predicates
+        )) }}
     {%- endif -%}
 
     {%- set merger = lakehouse_patterns._merger_of_batch(options, target, source) -%}
@@ -63,7 +66,9 @@
 {% macro spark__process_schema_changes(on_schema_change, source_relation, target_relation) %}
     {#- dbt takes the types of new columns from `describe`, which cuts a long struct short. -#}
     {%- if on_schema_change != 'append_new_columns' or lakehouse_patterns.options('merger') is none -%}
-        {{ return(dbt.default__process_schema_changes(on_schema_change, source_relation, target_relation)) }}
+        {{ return(lakehouse_patterns.adapter_macro('process_schema_changes')(
+            on_schema_change, source_relation, target_relation
+        )) }}
     {%- endif -%}
     {%- set stored = lakehouse_patterns.column_types(target_relation) -%}
     {%- set given = lakehouse_patterns.column_types(source_relation) -%}
@@ -75,7 +80,7 @@
 
 {% macro spark__persist_constraints(relation, model) %}
     {%- if lakehouse_patterns.options('merger') is none -%}
-        {{ return(dbt.spark__persist_constraints(relation, model)) }}
+        {{ return(lakehouse_patterns.adapter_macro('persist_constraints')(relation, model)) }}
     {%- endif -%}
     {%- do lakehouse_patterns.persist_table_constraints(relation) -%}
 {% endmacro %}
@@ -83,7 +88,7 @@
 
 {% macro spark__persist_docs(relation, model, for_relation, for_columns) %}
     {%- if lakehouse_patterns.options('merger') is none -%}
-        {{ return(dbt.spark__persist_docs(relation, model, for_relation, for_columns)) }}
+        {{ return(lakehouse_patterns.adapter_macro('persist_docs')(relation, model, for_relation, for_columns)) }}
     {%- endif -%}
     {%- do lakehouse_patterns.persist_comments(relation) -%}
 {% endmacro %}
