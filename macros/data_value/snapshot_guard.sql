@@ -126,7 +126,9 @@
 {% macro spark__snapshot_staging_table(strategy, source_sql, target_relation) %}
     {#- The rows that dbt merges into the table, without any helper column: dbt-spark would add it to the table. -#}
     {%- if not strategy.get('lakehouse_patterns_updated_at') -%}
-        {{ return(dbt.default__snapshot_staging_table(strategy, source_sql, target_relation)) }}
+        {{ return(lakehouse_patterns.adapter_macro('snapshot_staging_table')(
+            strategy, source_sql, target_relation
+        )) }}
     {%- endif -%}
     {%- set helpers = ['lakehouse_patterns_begins_at'] -%}
     {%- if strategy.unique_key is string -%}

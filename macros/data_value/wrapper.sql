@@ -199,19 +199,19 @@ left join {{ computed_relation }} as computed_rows
     {%- do lakehouse_patterns.require(keys, 'wrapper_one_to_one needs key') -%}
 select
     {{ keys | join(', ') }},
-    sum(in_raw) as rows_in_raw,
-    sum(in_computed) as rows_in_computed
+    sum(lakehouse_patterns_raw) as rows_in_raw,
+    sum(lakehouse_patterns_computed) as rows_in_computed
 from (
-    select {{ keys | join(', ') }}, 1 as in_raw, 0 as in_computed
+    select {{ keys | join(', ') }}, 1 as lakehouse_patterns_raw, 0 as lakehouse_patterns_computed
     from {{ model }}
     union all
-    select {{ keys | join(', ') }}, 0 as in_raw, 1 as in_computed
+    select {{ keys | join(', ') }}, 0 as lakehouse_patterns_raw, 1 as lakehouse_patterns_computed
     from {{ computed_relation }}
 )
 group by {{ keys | join(', ') }}
 having
-    sum(in_raw) != 1
-    or sum(in_computed) != 1
+    sum(lakehouse_patterns_raw) != 1
+    or sum(lakehouse_patterns_computed) != 1
     {%- for name in keys %}
     or {{ name }} is null
     {%- endfor %}

@@ -14,7 +14,7 @@
     {%- set names = lakehouse_patterns.as_list(sources) -%}
     {%- do lakehouse_patterns.require(names, 'require_closed_circuits needs sources, a name or a list of names') -%}
     {%- do lakehouse_patterns.require(
-        circuits and '`' not in circuits, "require_closed_circuits needs circuits, a folder, got '" ~ circuits ~ "'"
+        circuits, "require_closed_circuits needs circuits, a folder, got '" ~ circuits ~ "'"
     ) -%}
     {%- if execute -%}
         {%- set found = {} -%}
@@ -49,5 +49,5 @@ select
     openings,
     transitions,
     size(pending) as pending
-from json.`{{ circuits }}/*.json`
+from json.{{ lakehouse_patterns.quoted_name(lakehouse_patterns.literal_path(circuits) ~ '/*.json') }}
 {% endmacro %}

@@ -19,24 +19,34 @@ select
     *,
     case
         {%- for t in transformations %}
-        when {{ t.name }} is null and ({{ t.inputs | join(' is not null or ') }} is not null) then 'NULL_RESULT'
+        when {{ lakehouse_patterns._is_dead(t) }} then 'NULL_RESULT'
         {%- endfor %}
     end as error_class,
     case
         {%- for t in transformations %}
-        when {{ t.name }} is null and ({{ t.inputs | join(' is not null or ') }} is not null)
-            then '{{ t.name }} is NULL although an input is present ({{ t.inputs | join(", ") }})'
+        when {{ lakehouse_patterns._is_dead(t) }}
+            then {{ lakehouse_patterns.text_literal(
+                t.name ~ ' is NULL although an input is present (' ~ (t.inputs | join(', ')) ~ ')'
+            ) }}
         {%- endfor %}
     end as error_message
 from (
     select
         *,
         {%- for t in transformations %}
-        {{ t.expression }} as {{ t.name }}{{ ',' if not loop.last }}
+        {{ t.expression }} as {{ lakehouse_patterns.quoted_name(t.name) }}{{ ',' if not loop.last }}
         {%- endfor %}
     from {{ relation }}
 )
 {%- endmacro %}
+
+{% macro _is_dead(transformation) %}
+    {%- set inputs = lakehouse_patterns.quoted_names(transformation.inputs) -%}
+    {{ return(
+        lakehouse_patterns.quoted_name(transformation.name) ~ ' is null and (' ~ (inputs | join(' is not null or '))
+        ~ ' is not null)'
+    ) }}
+{% endmacro %}
 
 {% macro _require_transformations(transformations) %}
     {%- do lakehouse_patterns.require(
@@ -74,8 +84,8 @@ where error_class is null
 {% macro default__dead_letter_rows(flagged, job_name, job_version, processed_at) -%}
 select
     *,
-    '{{ job_name or this.identifier }}' as job_name,
-    '{{ job_version }}' as job_version,
+    {{ lakehouse_patterns.text_literal(job_name or this.identifier) }} as job_name,
+    {{ lakehouse_patterns.text_literal(job_version) }} as job_version,
     {{ lakehouse_patterns._given_or_run_start('processed_at', processed_at) }} as processed_at
 from {{ flagged }}
 where error_class is not null

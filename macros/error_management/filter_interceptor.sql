@@ -80,7 +80,7 @@ where rejected_by is null
     {#- One global aggregate, unpivoted: it reads the relation once, and gives zeros for an empty relation too. -#}
     {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
 select
-    '{{ run_id or invocation_id }}' as run_id,
+    {{ lakehouse_patterns.text_literal(run_id or invocation_id) }} as run_id,
     {{ lakehouse_patterns._given_or_run_start('run_at', run_at) }} as run_at,
     stack(
         {{ conditions | length }},

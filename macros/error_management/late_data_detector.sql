@@ -15,6 +15,14 @@
 
 {% macro default__lateness_report(relation, event_time, arrived_at, buckets, by) %}
     {%- set groups = lakehouse_patterns.as_list(by) -%}
+    {%- set own = ['bucket', 'delay_up_to', 'row_count', 'max_delay_seconds'] -%}
+    {%- for name in groups -%}
+        {%- do lakehouse_patterns.require(
+            name | lower not in own,
+            "by can't take '" ~ name ~ "', which is a column of the report; rename it in a query first"
+        ) -%}
+    {%- endfor -%}
+    {%- set groups = lakehouse_patterns.quoted_names(groups) -%}
     {%- set bounds = lakehouse_patterns._bucket_seconds(buckets) -%}
     {%- set last = bounds | length -%}
 with delays as (
@@ -22,7 +30,7 @@ with delays as (
         {%- for name in groups %}
         {{ name }},
         {%- endfor %}
-        {{ lakehouse_patterns._delay_seconds(event_time, arrived_at) }} as delay_seconds
+        {{ lakehouse_patterns._delay_seconds(event_time, arrived_at) }} as lakehouse_patterns_delay
     from {{ relation }}
 ),
 
@@ -32,13 +40,13 @@ bucketed as (
         {{ name }},
         {%- endfor %}
         case
-            when delay_seconds is null then {{ last + 1 }}
+            when lakehouse_patterns_delay is null then {{ last + 1 }}
             {%- for seconds in bounds %}
-            when delay_seconds <= {{ seconds }} then {{ loop.index0 }}
+            when lakehouse_patterns_delay <= {{ seconds }} then {{ loop.index0 }}
             {%- endfor %}
             else {{ last }}
-        end as bucket,
-        delay_seconds
+        end as lakehouse_patterns_bucket,
+        lakehouse_patterns_delay
     from delays
 ),
 
@@ -48,8 +56,9 @@ counted as (
         {{ name }},
         {%- endfor %}
         {%- for position in range(last + 2) %}
-        count_if(bucket = {{ position }}) as rows_{{ position }},
-        max(case when bucket = {{ position }} then delay_seconds end) as delay_{{ position }}{{ ',' if not loop.last }}
+        count_if(lakehouse_patterns_bucket = {{ position }}) as lakehouse_patterns_rows_{{ position }},
+        max(case when lakehouse_patterns_bucket = {{ position }} then lakehouse_patterns_delay end)
+            as lakehouse_patterns_delay_{{ position }}{{ ',' if not loop.last }}
         {%- endfor %}
     from bucketed
     {%- if groups %}
@@ -65,7 +74,8 @@ select
         {{ last + 2 }},
         {%- for position in range(last + 2) %}
         {%- set name = (buckets[position] if position < last else 'more' if position == last else 'unknown') %}
-        {{ position }}, '{{ name }}', rows_{{ position }}, delay_{{ position }}{{ ',' if not loop.last }}
+        {{ position }}, '{{ name }}', lakehouse_patterns_rows_{{ position }}, lakehouse_patterns_delay_{{ position }}
+        {{- ',' if not loop.last }}
         {%- endfor %}
     ) as (bucket, delay_up_to, row_count, max_delay_seconds)
 from counted

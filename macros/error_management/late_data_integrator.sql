@@ -37,7 +37,7 @@
         {{ return('') }}
     {%- endif -%}
     {%- do lakehouse_patterns._require_days(days) -%}
-    {%- set column = adapter.quote(column) -%}
+    {%- set column = lakehouse_patterns.quoted_name(column) -%}
     {#- Call render(): in a microbatch model a relation converted to text has a filter on the batch's rows. -#}
     {%- set relation = relation.render() -%}
     {%- set first = 'date_sub(' ~ lakehouse_patterns._utc_date('current_timestamp()') ~ ', ' ~ days ~ ')' -%}
@@ -50,7 +50,9 @@
     {%- if not vanished -%}
         {{ return('') }}
     {%- endif -%}
-    {{ return('delete from ' ~ this ~ ' where ' ~ column ~ " in ('" ~ vanished | join("', '") ~ "')") }}
+    {{ return(
+        'delete from ' ~ this ~ ' where ' ~ column ~ ' in (' ~ lakehouse_patterns.text_literals(vanished) ~ ')'
+    ) }}
 {% endmacro %}
 
 {% macro _require_days(days) %}

@@ -61,7 +61,7 @@ from (
 where
     batch.lakehouse_patterns_rank = 1
         {%- if past %}
-            {%- set date = adapter.quote(past.date_column) %}
+            {%- set date = lakehouse_patterns.quoted_name(past.date_column) %}
     and not exists (
         select 1
         from (

@@ -48,7 +48,8 @@
         ) -%}
     {%- else -%}
         {%- set watermark = lakehouse_patterns._watermark(
-            watermark_column or options.watermark_column or column, has_own_watermark=source is not none
+            lakehouse_patterns._watermark_column(watermark_column or options.watermark_column, column),
+            has_own_watermark=source is not none
         ) -%}
         {%- if watermark is none -%}
             {%- set start = lakehouse_patterns._moment('bootstrap_from', bootstrap_from) if bootstrap_from -%}
@@ -121,7 +122,7 @@
 
 {% macro default__incremental_groups(relation, by, column) %}
     {#- The groups that new rows touch, for a model that recomputes whole groups. -#}
-    {%- set groups = lakehouse_patterns.as_list(by) -%}
+    {%- set groups = lakehouse_patterns.quoted_names(lakehouse_patterns.as_list(by)) -%}
     {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
     {%- do lakehouse_patterns.require(groups, 'incremental_groups needs by: the column or columns of a group') -%}
 select
@@ -171,13 +172,20 @@ inner join current_loads
     {{ return(column or 'true') }}
 {% endmacro %}
 
-{% macro _watermark(column, has_own_watermark) %}
-    {#- The watermark of the target; none if the target is absent, rebuilt, or empty without a watermark property. -#}
-    {%- set name = modules.re.findall('(?:^|[.])(`(?:[^`]|``)+`|\\w+)$', column) | first -%}
+{% macro _watermark_column(name, column) %}
+    {#- The target's column, quoted: by its name, or the one that `column` names in SQL (``at``, ``t.`Read At` ``). -#}
+    {%- set parts = modules.re.fullmatch('(?:.*[.])?(?:(\\w+)|`((?:[^`]|``)+)`)', name or column) -%}
+    {%- if name and not parts -%}
+        {{ return(lakehouse_patterns.quoted_name(name)) }}
+    {%- endif -%}
     {%- do lakehouse_patterns.require(
-        name,
-        "'" ~ column ~ "' is an expression: name the target's column that holds it as watermark_column"
+        parts, "'" ~ column ~ "' is an expression: name the target's column that holds it as watermark_column"
     ) -%}
+    {{ return(lakehouse_patterns.quoted_name(parts[1] or parts[2] | replace('``', '`'))) }}
+{% endmacro %}
+
+{% macro _watermark(name, has_own_watermark) %}
+    {#- The watermark of the target; none if the target is absent, rebuilt, or empty without a watermark property. -#}
     {%- if not execute or this is not defined or not lakehouse_patterns.is_incremental() -%}
         {{ return(none) }}
     {%- endif -%}

@@ -17,7 +17,7 @@
     {%- if execute and lakehouse_patterns._readiness_members(dataset, selected_resources) -%}
         {%- set ledger = lakehouse_patterns._readiness_ledger(location_root) -%}
         {#- Without a matching row the delete writes no commit. -#}
-        {%- do run_query('delete from ' ~ ledger ~ " where dataset = '" ~ dataset ~ "'") -%}
+        {%- do run_query('delete from ' ~ ledger ~ ' where dataset = ' ~ lakehouse_patterns.text_literal(dataset)) -%}
     {%- endif -%}
 {% endmacro %}
 
@@ -77,12 +77,17 @@
 {% endmacro %}
 
 
+{% macro _readiness_table() %}
+    {{ return(api.Relation.create(
+        database=database, schema=target.schema, identifier='observability_readiness', type='table'
+    )) }}
+{% endmacro %}
+
+
 {% macro _readiness_ledger(location_root) %}
     {#- This also registers the table again after a loss of the metastore, because no node declares the table. -#}
-    {%- set ledger = api.Relation.create(
-        schema=target.schema, identifier='observability_readiness', type='table'
-    ) -%}
-    {%- do run_query('create schema if not exists ' ~ target.schema) -%}
+    {%- set ledger = lakehouse_patterns._readiness_table() -%}
+    {%- do run_query('create schema if not exists ' ~ ledger.without_identifier()) -%}
     {%- call statement('readiness_ledger') -%}
         create table if not exists {{ ledger }} (
             dataset string,
@@ -93,7 +98,7 @@
         )
         using delta
         {%- if location_root %}
-        location '{{ location_root }}/{{ ledger.identifier }}'
+        location {{ lakehouse_patterns.text_literal(location_root ~ '/' ~ ledger.identifier) }}
         {%- endif %}
     {%- endcall -%}
     {{ return(ledger) }}
@@ -114,14 +119,14 @@
 {% macro _readiness_publish_sql(ledger, dataset, versions) %}
 insert into {{ ledger }}
 replace where
-    dataset = '{{ dataset }}'
+    dataset = {{ lakehouse_patterns.text_literal(dataset) }}
 select
-    '{{ dataset }}' as dataset,
+    {{ lakehouse_patterns.text_literal(dataset) }} as dataset,
     '{{ invocation_id }}' as run_id,
     current_timestamp() as published_at,
     array(
         {%- for name, version in versions.items() %}
-        named_struct('name', '{{ name }}', 'version', {{ version }}L){{ ',' if not loop.last }}
+        named_struct('name', {{ lakehouse_patterns.text_literal(name) }}, 'version', {{ version }}L){{ ',' if not loop.last }}
         {%- endfor %}
     ) as table_versions,
     1 as format_version

@@ -79,7 +79,7 @@
     -#}
     {%- set literal = [] -%}
     {%- for path in paths -%}
-        {%- do literal.append(modules.re.sub('([\\\\{}\\[\\]*?,])', '\\\\\\\\\\\\\\1', path) | replace('`', '``')) -%}
+        {%- do literal.append(lakehouse_patterns.literal_path(path, backslashes=3) | replace('`', '``')) -%}
     {%- endfor -%}
 begin
     declare exit handler for sqlstate '42K03' begin select cast(null as string) as location where false; end;

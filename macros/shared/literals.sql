@@ -43,6 +43,12 @@
 {% endmacro %}
 
 
+{% macro literal_path(path, backslashes=1) %}
+    {#- A path in which Hadoop takes no character as a pattern; inside of braces it needs three backslashes. -#}
+    {{ return(modules.re.sub('([\\\\{}\\[\\]*?,])', '\\\\' * backslashes ~ '\\1', path | string)) }}
+{% endmacro %}
+
+
 {% macro quoted_name(name, alias=none) %}
     {{ return((alias ~ '.' if alias else '') ~ '`' ~ (name | string | replace('`', '``')) ~ '`') }}
 {% endmacro %}

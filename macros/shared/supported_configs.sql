@@ -52,7 +52,7 @@
         How a table is laid out, between its name and its query: a node's `partition_by` and `tblproperties`, and the
         materialization's own properties, which a model can't change.
     -#}
-    {%- set properties, pairs = {}, [] -%}
+    {%- set properties = {} -%}
     {%- for name, value in (configuration.tblproperties or {}).items() -%}
         {%- do lakehouse_patterns.require(
             name not in own,
@@ -62,17 +62,12 @@
         {%- do properties.update({name: value}) -%}
     {%- endfor -%}
     {%- do properties.update(own) -%}
-    {%- for name, value in properties.items() -%}
-        {%- do pairs.append(
-            lakehouse_patterns.text_literal(name) ~ ' = ' ~ lakehouse_patterns.text_literal(value)
-        ) -%}
-    {%- endfor -%}
     {%- set partitions = lakehouse_patterns.quoted_names(
         lakehouse_patterns.as_list(configuration.partition_by)
     ) -%}
     {{ return(
         'using delta'
         ~ ('\npartitioned by (' ~ (partitions | join(', ')) ~ ')' if partitions else '')
-        ~ ('\ntblproperties (\n    ' ~ (pairs | join(',\n    ')) ~ '\n)' if pairs else '')
+        ~ ('\n' ~ lakehouse_patterns.property_list(properties) if properties else '')
     ) }}
 {% endmacro %}

@@ -32,6 +32,7 @@ from python_jobs.shared.delta.tables import (
 )
 from python_jobs.shared.files.readiness import Marker
 from python_jobs.shared.spark.queries import query_text, user_query
+from python_jobs.shared.spark.sql_text import named_column
 
 _APP = "late_data/"
 
@@ -176,7 +177,7 @@ def changed_partitions(
     files = None if after is None else _changed_files(spark, table, column, after, until)
     if files is None:
         rows = read_version(spark, table, until)
-        files = rows.select(F.col(column).cast("string").alias("date"), F.lit(until).alias("version"))
+        files = rows.select(named_column(column).cast("string").alias("date"), F.lit(until).alias("version"))
     found = files.where("date is not null").groupBy("date").agg(F.max("version").alias("version")).collect()
     for row in found:
         try:

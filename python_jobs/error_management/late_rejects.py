@@ -28,6 +28,7 @@ from python_jobs.shared.core.failures import JobFailed
 from python_jobs.shared.delta.commits import find_commit, transaction_version, write_once
 from python_jobs.shared.delta.streams import create_table, empty_source, evaluated_once, nullable
 from python_jobs.shared.delta.tables import read_version, table_id
+from python_jobs.shared.spark.sql_text import named_column
 
 REJECT_COLUMNS = ("rejected_by_run", "rejected_for_date", "rejected_at_version")
 
@@ -111,10 +112,10 @@ def _new_rows(
     now = read_version(spark, query.source, until)
     # Rows written before a column was added have NULL in the column, in both versions.
     added = [
-        now.where(F.col(column).isin(dates)).exceptAll(
+        now.where(named_column(column).isin(dates)).exceptAll(
             now.limit(0)
             .unionByName(read_version(spark, query.source, since), allowMissingColumns=True)
-            .where(F.col(column).isin(dates))
+            .where(named_column(column).isin(dates))
         )
         for since, dates in sorted(dates_since.items())
     ]

@@ -59,11 +59,18 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import same_columns
+from python_jobs.shared.spark.sql_text import (
+    identifier,
+    named_column,
+    named_columns,
+    same_columns,
+    taken_names,
+)
 
 WINDOW_COLUMNS = ("window_start", "window_end", "events")
 REVISION_COLUMNS = ("revision", "revised_at", "window_date")
 _INPUT = "input"
+_WINDOW = "__window"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +105,16 @@ class Parameters(StreamParameters):
 
 def windows(events: DataFrame, params: Parameters) -> DataFrame:
     """Return the count of each window and group; a stream returns a window when the watermark reaches its end."""
+    time, groups = named_column(params.event_time), named_columns(params.group_by)
     return (
-        events.observe(_INPUT, F.count(F.lit(1)).alias("read"), F.count(params.event_time).alias("with_time"))
-        .withWatermark(params.event_time, params.delay)
-        .groupBy(F.window(params.event_time, params.window), *params.group_by)
+        events.observe(_INPUT, F.count(F.lit(1)).alias("read"), F.count(time).alias("with_time"))
+        .withWatermark(identifier(params.event_time), params.delay)
+        .groupBy(F.window(time, params.window).alias(_WINDOW), *groups)
         .agg(F.count(F.lit(1)).alias("events"))
         .select(
-            F.col("window.start").alias("window_start"),
-            F.col("window.end").alias("window_end"),
-            *params.group_by,
+            F.col(f"{_WINDOW}.start").alias("window_start"),
+            F.col(f"{_WINDOW}.end").alias("window_end"),
+            *groups,
             "events",
         )
     )
@@ -177,7 +185,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             f"'{params.event_time}' is no timestamp column of the source; it has {', '.join(types)}"
         )
     own = (*WINDOW_COLUMNS, *REVISION_COLUMNS)
-    unknown = [name for name in params.group_by if name not in types or name in own]
+    unknown = [name for name in params.group_by if name not in types or taken_names([name], by=own)]
     if unknown:
         raise WrongUse(f"group_by can't take {', '.join(unknown)}; it takes columns of the source")
     updates = params.output_mode == "update"

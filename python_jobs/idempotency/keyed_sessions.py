@@ -74,15 +74,17 @@ from python_jobs.shared.records.dead_letters import (
 )
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import identifier, named_column
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"
-_EVENT, _APPEND, _TIES, _VALUE, _DEAD = "event_time", "append_time", "ties", "value", "dead"
-_EVENT_MICROS, _APPEND_MICROS = "event_micros", "append_micros"
+# The key's columns have names that the user chose.
+_EVENT, _APPEND, _TIES, _VALUE, _DEAD = "__event_time", "__append_time", "__ties", "__value", "__dead"
+_EVENT_MICROS, _APPEND_MICROS = "__event_micros", "__append_micros"
+SESSION_COLUMNS = ("session_id", "started_at", "ended_at", "visits", "pages", "status", "ingested_at")
 # Python takes and returns times as microseconds: pandas would read timestamps in the session's time zone.
 _SESSION = (
-    "started_at bigint, ended_at bigint, first_append_time bigint, ties array<bigint>, visits int, "
+    "started_at bigint, ended_at bigint, __first_append_time bigint, __first_ties array<bigint>, visits int, "
     "pages array<string>, status string"
 )
 
@@ -132,6 +134,9 @@ class Parameters(DeadLetterStream):
         parse_duration(self.watermark)
         if not self.key:
             raise WrongUse("key is empty; it takes one column or more, each with its expression")
+        taken = taken_names(self.key, by=SESSION_COLUMNS)
+        if taken:
+            raise WrongUse(f"key can't name columns that the job writes itself: {', '.join(taken)}")
         if len({self.source, self.target, self.dead_letter}) < 3:
             raise WrongUse("source, target and dead_letter must be three tables")
         if (self.topic is None) != (self.bootstrap_servers is None):
@@ -234,13 +239,14 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
         raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
     for name, kind in types.items():
         if not isinstance(kind, TimestampType):
-            raise WrongUse(f"{name} is a {kind.simpleString()}; it must be a timestamp")
+            raise WrongUse(f"{name.strip('_')} is a {kind.simpleString()}; it must be a timestamp")
+    parts = {name: name for name in params.key} | {_EVENT: "event_time", _APPEND: "append_time"}
     absent = F.concat_ws(
-        ", ", *(F.when(F.col(name).isNull(), F.lit(name)) for name in (*params.key, _EVENT, _APPEND))
+        ", ", *(F.when(named_column(name).isNull(), F.lit(shown)) for name, shown in parts.items())
     )
     no_key = F.lit(False)
     for name in params.key:
-        no_key = no_key | F.col(name).isNull()
+        no_key = no_key | named_column(name).isNull()
     message = F.concat(F.lit("the record has NULL in "), absent)
     return rows.select("*", *first_error([(no_key, NULL_KEY, message), (absent != "", NULL_TIME, message)]))
 
@@ -257,7 +263,7 @@ def sessions(records: DataFrame, params: Parameters) -> DataFrame:
     changed = (
         rows.where(F.col(ERROR_CLASS).isNull())
         .select(
-            *params.key,
+            *named_columns(params.key),
             _EVENT,
             F.unix_micros(_EVENT).alias(_EVENT_MICROS),
             F.unix_micros(_APPEND).alias(_APPEND_MICROS),
@@ -265,7 +271,7 @@ def sessions(records: DataFrame, params: Parameters) -> DataFrame:
             _VALUE,
         )
         .withWatermark(_EVENT, params.watermark)
-        .groupBy(*params.key)
+        .groupBy(*named_columns(params.key))
         .applyInPandasWithState(
             SessionState(list(params.key), parse_duration(params.gap) // dt.timedelta(microseconds=1)),
             _changed_schema(rows, params),
@@ -286,10 +292,11 @@ def _changed_schema(rows: DataFrame, params: Parameters) -> str:
 def _with_id(changed: DataFrame, params: Parameters) -> DataFrame:
     """Return the state's sessions with their ids, and with their times as timestamps."""
     in_use = F.col("status") != MERGED
-    positions = [f"get(ties, {number})" for number in range(len(params.ties))]
+    positions = [f"get(__first_ties, {number})" for number in range(len(params.ties))]
+    key = [identifier(name) for name in params.key]
     return changed.select(
-        session_key(list(params.key), "timestamp_micros(first_append_time)", positions).alias("session_id"),
-        *params.key,
+        session_key(key, "timestamp_micros(__first_append_time)", positions).alias("session_id"),
+        *named_columns(params.key),
         F.when(in_use, F.timestamp_micros("started_at")).alias("started_at"),
         F.when(in_use, F.timestamp_micros("ended_at")).alias("ended_at"),
         "visits",

@@ -66,6 +66,7 @@ from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import (
     identifier,
     named_column,
+    named_columns,
     string_literal,
     table_name,
     timestamp_literal,
@@ -163,24 +164,26 @@ class State:
 def worth_compacting(
     files: DataFrame, partitions: Sequence[str], policy: Parameters, now: dt.datetime
 ) -> DataFrame:
-    """Return the partitions to compact: their columns, ``files`` and ``small_files``.
+    """Return the partitions to compact, one row each.
 
     ``files`` is what :func:`python_jobs.shared.delta.tables.active_files` returns. Without partition columns the
     table is one partition.
     """
     newest_allowed = F.timestamp_micros(F.lit(to_micros(now - dt.timedelta(minutes=policy.min_age_minutes))))
     return (
-        files.groupBy(*partitions)
+        files.groupBy(*named_columns(partitions))
         .agg(
-            F.count(F.lit(1)).alias("files"),
-            F.count_if(F.col("add_size") < policy.small_bytes).alias("small_files"),
-            F.max("add_modified_at").alias("newest"),
+            F.struct(
+                F.count(F.lit(1)).alias("all"),
+                F.count_if(F.col("__size") < policy.small_bytes).alias("small"),
+                F.max("__modified_at").alias("newest"),
+            ).alias("__files")
         )
-        .where(F.col("small_files") >= policy.min_small_files)
-        .where(F.col("small_files") >= F.col("files") * policy.min_small_ratio)
+        .where(F.col("__files.small") >= policy.min_small_files)
+        .where(F.col("__files.small") >= F.col("__files.all") * policy.min_small_ratio)
         # Without an age to wait for, a file that came after `now`, while this job started, keeps nobody waiting.
-        .where((F.col("newest") <= newest_allowed) if policy.min_age_minutes else F.lit(True))
-        .drop("newest")
+        .where((F.col("__files.newest") <= newest_allowed) if policy.min_age_minutes else F.lit(True))
+        .select(*named_columns(partitions))
     )
 
 
@@ -339,7 +342,7 @@ def _chosen_partitions(spark: SparkSession, parameters: Parameters, now: dt.date
     files = active_files(spark, parameters.table)
     if parameters.where is not None:
         try:
-            files = files.select("add_size", "add_modified_at", *columns).where(parameters.where)
+            files = files.select("__size", "__modified_at", *named_columns(columns)).where(parameters.where)
         except AnalysisException as failure:
             raise WrongUse(
                 f"where '{parameters.where}' can't be used ({failure.getCondition()}); it is SQL over the "

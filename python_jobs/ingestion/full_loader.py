@@ -55,7 +55,7 @@ from python_jobs.shared.files.sources import (
 from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
-from python_jobs.shared.spark.sql_text import string_literal
+from python_jobs.shared.spark.sql_text import named_column, named_columns, string_literal
 
 NOTE = "full_loader"
 
@@ -150,11 +150,12 @@ class Loaded:
 def findings(rows: DataFrame, key: Sequence[str], not_null: Sequence[str]) -> DataFrame:
     """Return one row: ``rows``, ``nulls`` by column, ``repeated_keys`` and ``repeated_key`` (one of them, as JSON)."""
     nulls = [
-        F.count_if(F.col(name).isNull()).alias(f"null_{position}") for position, name in enumerate(not_null)
+        F.count_if(named_column(name).isNull()).alias(f"null_{position}")
+        for position, name in enumerate(not_null)
     ]
-    counts = [F.count(F.lit(1)).alias("copies"), *nulls]
-    # Without a key the dataset is one group, and repeats nothing.
-    groups = rows.groupBy(*key).agg(*counts) if key else rows.agg(*counts)
+    # The key is a struct: its columns may have any names. Without a key the dataset is one group, and repeats nothing.
+    of_key = F.struct(*named_columns(key)) if key else F.struct(F.lit(True))
+    groups = rows.groupBy(of_key.alias("key")).agg(F.count(F.lit(1)).alias("copies"), *nulls)
     repeated = F.lit(bool(key)) & (F.col("copies") > 1)
     return groups.agg(
         F.coalesce(F.sum("copies"), F.lit(0)).alias("rows"),
@@ -162,7 +163,7 @@ def findings(rows: DataFrame, key: Sequence[str], not_null: Sequence[str]) -> Da
             *(F.coalesce(F.sum(f"null_{position}"), F.lit(0)) for position in range(len(not_null)))
         ).alias("nulls"),
         F.count_if(repeated).alias("repeated_keys"),
-        F.max(F.when(repeated, F.to_json(F.struct(*(key or ["copies"]))))).alias("repeated_key"),
+        F.max(F.when(repeated, F.to_json("key"))).alias("repeated_key"),
     )
 
 

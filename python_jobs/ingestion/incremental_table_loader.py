@@ -67,7 +67,7 @@ from python_jobs.shared.delta.commits import (
 from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.postgres.snapshots import PostgresParameters, one_snapshot, quote, time_slices
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import identifier, timestamp_literal
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, timestamp_literal
 
 APP_ID = "lakehouse_patterns.incremental_table_loader"
 
@@ -187,9 +187,8 @@ def window_condition(delta_column: str, window: Interval) -> str:
 
 def not_in(rows: DataFrame, present: DataFrame, identity: Sequence[str]) -> DataFrame:
     """Return the rows whose values in ``identity`` are not in ``present``; NULL equals NULL."""
-    present = present.select(*(F.col(name).alias(f"present_{name}") for name in identity))
-    same = reduce(and_, (rows[name].eqNullSafe(present[f"present_{name}"]) for name in identity))
-    return rows.join(present, same, "left_anti")
+    same = (named_column(name, of="rows").eqNullSafe(named_column(name, of="present")) for name in identity)
+    return rows.alias("rows").join(present.alias("present"), reduce(and_, same), "left_anti")
 
 
 def undated(rows: DataFrame, delta_column: str, delta_expression: str | None) -> DataFrame:
@@ -201,8 +200,8 @@ def undated(rows: DataFrame, delta_column: str, delta_expression: str | None) ->
         reason = F.when(F.expr(delta_expression).isNull(), F.lit(f"{delta_expression} is null")).otherwise(
             unparsable
         )
-    return rows.where(F.col(delta_column).isNull()).select(
-        F.to_json(F.struct(*columns), {"ignoreNullFields": "false"}).alias("source_row"),
+    return rows.where(named_column(delta_column).isNull()).select(
+        F.to_json(F.struct(*named_columns(columns)), {"ignoreNullFields": "false"}).alias("source_row"),
         reason.alias("reason"),
     )
 

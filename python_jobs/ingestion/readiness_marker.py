@@ -57,6 +57,7 @@ from python_jobs.shared.files.readiness import (
 )
 from python_jobs.shared.files.readiness_names import CHANGES
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import named_column
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def _revise(
 
 
 def _within(column: str, interval: Interval) -> Column:
-    return (F.col(column) >= F.lit(interval.start)) & (F.col(column) < F.lit(interval.end))
+    time = named_column(column)
+    return (time >= F.lit(interval.start)) & (time < F.lit(interval.end))
 
 
 def _write(

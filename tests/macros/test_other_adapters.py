@@ -22,10 +22,11 @@ from tests.support.dbt_project import REPOSITORY
 DATABRICKS = REPOSITORY / ".venv-databricks" / "bin" / "python"
 STANDIN = {
     "dbt/adapters/standin/__init__.py": """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dbt.adapters.base import AdapterPlugin
-from dbt.adapters.spark import SparkAdapter, SparkConnectionManager, SparkCredentials
+from dbt.adapters.base.relation import BaseRelation, Policy
+from dbt.adapters.spark import SparkAdapter, SparkConnectionManager, SparkCredentials, SparkRelation
 from dbt.include import standin
 
 class Connections(SparkConnectionManager):
@@ -37,8 +38,29 @@ class Credentials(SparkCredentials):
     def type(self):
         return "standin"
 
+    def __post_init__(self):
+        \"\"\"Keep the catalog.\"\"\"
+
+    def _connection_keys(self):
+        return ("host", "database", "schema")
+
+@dataclass
+class AllParts(Policy):
+    database: bool = True
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Relation(SparkRelation):
+    include_policy: Policy = field(default_factory=AllParts)
+
+    def __post_init__(self):
+        \"\"\"Keep the catalog.\"\"\"
+
+    def render(self):
+        return BaseRelation.render(self)
+
 class StandinAdapter(SparkAdapter):
     ConnectionManager = Connections
+    Relation = Relation
 
 Plugin = AdapterPlugin(StandinAdapter, Credentials, standin.PACKAGE_PATH, dependencies=["spark"])
 """,
@@ -47,10 +69,20 @@ Plugin = AdapterPlugin(StandinAdapter, Credentials, standin.PACKAGE_PATH, depend
     "dbt/include/standin/dbt_project.yml": "{name: dbt_standin, config-version: 2, macro-paths: [macros]}",
     "dbt/include/standin/macros/own.sql": """
 {% macro standin__create_table_as(temporary, relation, compiled_code, language='sql') %}
-    standin create_table_as {{ relation }} as {{ compiled_code }}
+    standin create_table_as {{ relation }} {{ partition_cols('by') }}
+    {{ location_clause() }} {{ tblproperties_clause() }} as {{ compiled_code }}
 {% endmacro %}
+{% macro standin__partition_cols(label, required=false) %}standin partition_cols {{ label }}{% endmacro %}
+{% macro standin__location_clause() %}standin location_clause {{ config.get('location_root') }}{% endmacro %}
+{% macro standin__tblproperties_clause() %}standin tblproperties_clause {{ config.get('tblproperties') }}{% endmacro %}
 {% macro standin__get_merge_sql(target, source, unique_key, dest_columns, incremental_predicates) %}
     standin get_merge_sql {{ target }} {{ source }} {{ unique_key }} {{ incremental_predicates }}
+{% endmacro %}
+{% macro standin__snapshot_staging_table(strategy, source_sql, target_relation) %}
+    standin snapshot_staging_table {{ target_relation }} {{ source_sql }}
+{% endmacro %}
+{% macro standin__generate_database_name(custom_database_name=none, node=none) %}
+    {{ return(custom_database_name or target.database) }}
 {% endmacro %}
 {% macro standin__process_schema_changes(on_schema_change, source_relation, target_relation) %}
     {% do run_query('standin process_schema_changes ' ~ on_schema_change ~ ' ' ~ source_relation ~ target_relation) %}
@@ -65,7 +97,7 @@ Plugin = AdapterPlugin(StandinAdapter, Credentials, standin.PACKAGE_PATH, depend
 """,
 }
 PROFILES = {
-    "standin": "{type: standin, method: session, host: nowhere, schema: shop, threads: 1}",
+    "standin": "{type: standin, method: session, host: nowhere, database: lake, schema: shop, threads: 1}",
     "databricks": "{type: databricks, host: nowhere.invalid, http_path: /sql/1.0/warehouses/none, token: none, "
     "catalog: main, schema: shop, threads: 1}",
 }
@@ -101,17 +133,21 @@ COMMANDS = ("build", "build --exclude shown", "build --full-refresh --exclude sh
 
 
 def sent(
-    root: Path, adapter: str, python: Path, *, with_package: bool, models: dict[str, str] = MODELS
+    root: Path,
+    adapter: str,
+    python: Path,
+    *,
+    with_package: bool,
+    models: dict[str, str] = MODELS,
+    others: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the statements and the errors of a project on `adapter`."""
+    """Return the statements and the errors of a project on `adapter`; `others` are files in place of DESCRIBED."""
     dispatch = "\ndispatch: [{macro_namespace: dbt, search_order: [shop, lakehouse_patterns, dbt]}]\n"
     files = {
         "dbt_project.yml": "name: shop\nversion: '1.0'\nconfig-version: 2\nprofile: shop\n"
         + f"flags: {{send_anonymous_usage_stats: false}}{dispatch if with_package else ''}",
         "profiles.yml": f"shop: {{target: own, outputs: {{own: {PROFILES[adapter]}}}}}",
-        "models/described.yml": DESCRIBED,
-        "snapshots/history.sql": HISTORY,
-    }
+    } | (others or {"models/described.yml": DESCRIBED, "snapshots/history.sql": HISTORY})
     files |= {f"models/{name}.sql": f"{{{{ config({config}) }}}}\n{ROW}" for name, config in models.items()}
     project = root / adapter / ("with" if with_package else "without")
     for path, text in [*((project / path, text) for path, text in files.items()), *standin_files(root)]:
@@ -121,7 +157,7 @@ def sent(
         (project / "dbt_packages").mkdir()
         (project / "dbt_packages" / "lakehouse_patterns").symlink_to(REPOSITORY / "macros")
     done = subprocess.run(
-        [python, REPOSITORY / "tests" / "support" / "sent_statements.py", project, *COMMANDS],
+        [python, "-P", REPOSITORY / "tests" / "support" / "sent_statements.py", project, *COMMANDS],
         env=os.environ | {"PYTHONPATH": str(root / "standin") if adapter == "standin" else ""},
         cwd=project,
         capture_output=True,
@@ -169,6 +205,28 @@ def test_a_model_without_options_gets_the_macros_of_its_own_adapter(tmp_path: Pa
     require_the_same(ours, sent(tmp_path, "standin", Path(sys.executable), with_package=False))
 
     assert {name for name in overrides() if f"standin {name} " not in json.dumps(ours)} == set()
+
+
+def test_a_relation_keeps_its_catalog(tmp_path: Path) -> None:
+    catalogs = {"lake": ["id", "name", "at"], "other": ["id"]}
+    columns = {name: ", ".join(f"{{name: {column}}}" for column in given) for name, given in catalogs.items()}
+    sources = [
+        f"  - {{name: {name}, database: {name}, schema: raw, tables: [{{name: orders, columns: [{columns[name]}]}}]}}"
+        for name in catalogs
+    ]
+    replica = "{{ lakehouse_patterns.transformation_replicator(source('lake', 'orders')) }}"
+    files = {
+        "models/sources.yml": "\n".join(["sources:", *sources]),
+        "models/replica.sql": f"select {replica} from {{{{ source('lake', 'orders') }}}}",
+        "models/ledger.sql": "select * from {{ lakehouse_patterns._readiness_table() }}",
+        "models/aside.sql": "select * from {{ lakehouse_patterns.relation_beside(this, '__quarantine') }}",
+    }
+    found = sent(tmp_path, "standin", Path(sys.executable), with_package=True, models={}, others=files)
+    assert found["errors"] == []
+    shown = {node.split(".")[-1]: " ".join(lines) for node, lines in found["statements"]["build"].items()}
+    assert "`id` as `id`,\n    `name` as `name`,\n    `at` as `at` from lake.raw.orders" in shown["replica"]
+    assert "from lake.shop.observability_readiness" in shown["ledger"]
+    assert "from lake.shop.aside__quarantine" in shown["aside"]
 
 
 def test_options_on_another_adapter_are_refused_in_one_sentence(tmp_path: Path) -> None:

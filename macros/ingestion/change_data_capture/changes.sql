@@ -56,8 +56,8 @@ union all
 {# A truncate names no row: it deletes every key whose last change before it wasn't a deletion. -#}
 select
     {%- for name, type in columns.items() %}
-    {{ 'known.' ~ adapter.quote(name) if name in key_names
-        else 'cast(null as ' ~ type ~ ') as ' ~ adapter.quote(name) }},
+    {{ lakehouse_patterns.quoted_name(name, 'known') if name in key_names
+        else 'cast(null as ' ~ type ~ ') as ' ~ lakehouse_patterns.quoted_name(name) }},
     {%- endfor %}
     {%- for name in of_truncate %}
     truncates.{{ name }},

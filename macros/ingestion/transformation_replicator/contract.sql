@@ -37,6 +37,7 @@
     {%- set entries = [] -%}
     {%- for node in graph.nodes.values() | list + graph.sources.values() | list
         if node.resource_type in ['model', 'source', 'seed', 'snapshot']
+        and (node.database or '') | lower == (relation.database or '') | lower
         and node.schema | lower == relation.schema | lower
         and (node.identifier if node.resource_type == 'source' else node.alias) | lower == relation.identifier | lower -%}
         {%- for column in node.columns.values() -%}

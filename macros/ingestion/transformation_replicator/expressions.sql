@@ -28,7 +28,7 @@
     {%- elif node.children -%}
         {%- set fields = [] -%}
         {%- for child in children -%}
-            {%- set field = value ~ '.' ~ adapter.quote(child.name) -%}
+            {%- set field = lakehouse_patterns.quoted_name(child.name, value) -%}
             {%- do fields.append(
                 lakehouse_patterns.text_literal(child.name) ~ ', '
                 ~ lakehouse_patterns._replica_expression(child, field, depth)

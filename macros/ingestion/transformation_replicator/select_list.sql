@@ -32,7 +32,7 @@
     ) -%}
     {%- set columns = [] -%}
     {%- for node in root.children.values() if lakehouse_patterns._replica_leaves(node) -%}
-        {%- set quoted = adapter.quote(node.name) -%}
+        {%- set quoted = lakehouse_patterns.quoted_name(node.name) -%}
         {%- do columns.append(lakehouse_patterns._replica_expression(node, quoted, 0) ~ ' as ' ~ quoted) -%}
     {%- endfor -%}
     {%- do lakehouse_patterns.require(columns, 'by the contract of ' ~ relation ~ ' nothing may leave') -%}

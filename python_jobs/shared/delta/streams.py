@@ -27,6 +27,7 @@ from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
+from python_jobs.shared.spark.sql_text import taken_names
 
 OutputMode = Literal["append", "update"]
 
@@ -215,7 +216,7 @@ def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFr
     if not table_exists(spark, source):
         raise NotReady(f"there is no Delta table '{source}' to read from")
     empty = read_table(spark, source).limit(0)
-    clash = [name for name in empty.columns if name in own]
+    clash = taken_names(empty.columns, by=own)
     if clash:
         raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
     return empty

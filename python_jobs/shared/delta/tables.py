@@ -58,13 +58,12 @@ def table_id(spark: SparkSession, table: str) -> str:
 def active_files(spark: SparkSession, table: str) -> DataFrame:
     """Return one row for each data file of the current version, from the log, without reading the data.
 
-    Columns: ``add_path``, ``add_size`` (bytes), ``add_modified_at`` and the table's partition columns.
+    Columns: ``__size`` (bytes), ``__modified_at`` and the table's partition columns.
     """
     snapshot = delta_snapshot(spark, table)
     return data_frame(spark, snapshot.allFiles().toDF()).select(
-        F.col("path").alias("add_path"),
-        F.col("size").alias("add_size"),
-        F.timestamp_millis("modificationTime").alias("add_modified_at"),
+        F.col("size").alias("__size"),
+        F.timestamp_millis("modificationTime").alias("__modified_at"),
         *partition_values(spark, table, "partitionValues"),
     )
 

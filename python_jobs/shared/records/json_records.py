@@ -44,7 +44,7 @@ from pyspark.sql.types import (
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.records.values import exact_value, require_readable
-from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 
 ERROR_CLASS = "error_class"
 ERROR_MESSAGE = "error_message"
@@ -283,7 +283,7 @@ def _check_names(
         raise WrongUse(
             f"the source has no payload column '{payload_column}'; it has {', '.join(records.columns)}"
         )
-    taken = [name for name in (*columns, *derive) if name in records.columns]
+    taken = taken_names((*columns, *derive), by=records.columns)
     if taken:
         raise WrongUse(
             f"the source already has columns of these names: {', '.join(taken)}; give the fields others with rename "

@@ -33,6 +33,16 @@ def named_columns(names: Iterable[str]) -> list[Column]:
     return [named_column(name) for name in names]
 
 
+def taken_names(names: Iterable[str], by: Iterable[str]) -> list[str]:
+    """Return the names that Spark can't tell from another's: the case of letters makes no difference to it.
+
+    >>> taken_names(["id", "Error_Class"], by=["error_class"])
+    ['Error_Class']
+    """
+    lowered = {name.lower() for name in by}
+    return [name for name in names if name.lower() in lowered]
+
+
 def table_name(table: str) -> str:
     """Return a table for SQL: a catalog name unchanged, a path as ``delta.`path```."""
     return f"delta.{identifier(absolute(table))}" if is_path(table) else table

@@ -121,16 +121,16 @@ class State:
 def test_the_first_append_is_found_in_any_of_a_users_many_chunks() -> None:
     """Spark hands over 10,000 rows of a user at most; the text's loop keeps the last chunk's first append."""
     numbers = list(range(25_000))
-    frame = pd.DataFrame({"event_micros": numbers, "value": "page"})
-    frame["append_micros"] = [
+    frame = pd.DataFrame({"__event_micros": numbers, "__value": "page"})
+    frame["__append_micros"] = [
         (number - 12_000) ** 2 for number in numbers
     ]  # the least is in the second of three
-    frame["ties"] = [[number] for number in numbers]
+    frame["__ties"] = [[number] for number in numbers]
     chunks = (frame[start : start + 10_000] for start in range(0, 25_000, 10_000))
     state = State()
     (written,) = SessionState(["user_id"], gap=50)((1,), chunks, state)  # type: ignore[arg-type]
-    assert written[["user_id", "visits", "first_append_time"]].values.tolist() == [[1, 25_000, 0]]
-    assert written["ties"].tolist() == [[12_000]]
+    assert written[["user_id", "visits", "__first_append_time"]].values.tolist() == [[1, 25_000, 0]]
+    assert written["__first_ties"].tolist() == [[12_000]]
     assert (len(state.visits), state.timeout) == (25_000, 26)
 
 

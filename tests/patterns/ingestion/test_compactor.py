@@ -154,7 +154,7 @@ def test_the_policy_decides_for_each_partition(spark: SparkSession) -> None:
         *[("still written", mb, old)] * 4, ("still written", mb, young),
         *[(None, mb, old)] * 4,
     ]  # fmt: skip
-    active = spark.createDataFrame(files, "day string, add_size bigint, add_modified_at timestamp")
+    active = spark.createDataFrame(files, "day string, __size bigint, __modified_at timestamp")
 
     def chosen(**changes: Any) -> set[str | None]:
         policy = Parameters(**{"table": "t", "min_age_minutes": 60} | changes)

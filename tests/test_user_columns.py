@@ -1,0 +1,115 @@
+"""Jobs on tables whose columns have the names of the jobs' own helper columns, and names that need quotes.
+
+Each function is called on DataFrames, in mixed case where Spark ignores it. The twin for the macros is
+tests/macros/test_identifiers.py.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.error_management import filter_interceptor, windowed_counter
+from python_jobs.idempotency import keyed_sessions
+from python_jobs.ingestion import compactor, full_loader, incremental_table_loader
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.streams import empty_source
+from python_jobs.shared.records.json_records import parse_records
+from python_jobs.shared.spark.sql_text import identifier
+from tests.support.rows import assert_rows
+
+NOW = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize("names", [("copies", "null_0"), ("Key", "Copies"), ("a.b", "order `id`")])
+def test_full_loader_checks_keys_of_any_name(spark: SparkSession, names: tuple[str, str]) -> None:
+    rows = spark.createDataFrame([(1, "a"), (1, "a"), (2, None)], ["x", "y"]).toDF(*names)
+    found = full_loader.findings(rows, [names[0]], [names[1]]).first()
+    assert found is not None
+    assert (found["rows"], found["nulls"], found["repeated_keys"]) == (3, [1], 1)
+    assert found["repeated_key"] == f'{{"{names[0]}":1}}'
+    whole = full_loader.findings(rows, [], list(names)).first()
+    assert whole is not None
+    assert (whole["rows"], whole["nulls"], whole["repeated_keys"], whole["repeated_key"]) == (
+        3,
+        [0, 1],
+        0,
+        None,
+    )
+
+
+@pytest.mark.parametrize("group", ["window", "Start", "a.b"])
+def test_windowed_counter_groups_by_any_name(spark: SparkSession, group: str) -> None:
+    rows = spark.createDataFrame([(NOW, "a"), (NOW, "a"), (NOW, "b")], ["at time", group])
+    params = windowed_counter.Parameters(
+        source="s", target="t", checkpoint="c", event_time="at time", group_by=[group]
+    )
+    counted = windowed_counter.windows(rows, params)
+    assert counted.columns == ["window_start", "window_end", group, "events"]
+    assert_rows(counted.select(identifier(group), "events"), [("a", 2), ("b", 1)])
+
+
+@pytest.mark.parametrize("partition", ["files", "Newest", "small_files", "add_size", "a b"])
+def test_compactor_chooses_partitions_of_any_name(spark: SparkSession, partition: str) -> None:
+    files = [("many", 1, NOW)] * 4 + [("few", 1, NOW)]
+    active = spark.createDataFrame(
+        files, f"{identifier(partition)} string, __size bigint, __modified_at timestamp"
+    )
+    policy = compactor.Parameters(table="t", min_small_files=4)
+    chosen = compactor.worth_compacting(active, [partition], policy, NOW + dt.timedelta(days=1))
+    assert chosen.columns == [partition]
+    assert_rows(chosen, [("many",)])
+
+
+@pytest.mark.parametrize("name", ["present_id", "rows", "present", "order id", "a.b"])
+def test_incremental_table_loader_compares_and_rejects_rows_of_any_name(
+    spark: SparkSession, name: str
+) -> None:
+    rows = spark.createDataFrame(
+        [(1, NOW), (2, NOW), (None, NOW)], f"{identifier(name)} int, `loaded at` timestamp"
+    )
+    left = incremental_table_loader.not_in(rows, rows.where(f"{identifier(name)} = 1"), [name, "loaded at"])
+    assert_rows(left.select(identifier(name)), [(2,), (None,)])
+    without = rows.withColumn("loaded at", F.lit(None).cast("timestamp"))
+    rejects = incremental_table_loader.undated(without.limit(1), "loaded at", None)
+    assert_rows(rejects, [(f'{{"{name}":1,"loaded at":null}}', "loaded at is null")])
+
+
+def test_keyed_sessions_take_a_key_of_any_name_but_those_of_the_result(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(
+        [(7, NOW, "home"), (None, NOW, "home")], "dead int, at timestamp, page string"
+    )
+    declared = {
+        "source": "s", "target": "t", "checkpoint": "c", "dead_letter": "d",
+        "event_time": "at", "append_time": "at", "value": "page",
+    }  # fmt: skip
+    params = keyed_sessions.Parameters(**declared, key={"value": "dead", "Event_Time": "dead", "a b": "dead"})
+    judged = keyed_sessions.judged(rows, params)
+    assert_rows(
+        judged.select("value", "error_message"),
+        [(7, None), (None, "the record has NULL in value, Event_Time, a b")],
+    )
+    assert_rows(keyed_sessions.unusable(judged).select("dead", "page"), [(None, "home")])
+    with pytest.raises(WrongUse, match="key can't name columns that the job writes itself: Status"):
+        keyed_sessions.Parameters(**declared, key={"Status": "dead"})
+
+
+def test_columns_that_differ_from_a_result_in_case_alone_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([(1, "{}")], ["Rejected_By", "payload"])
+    with pytest.raises(WrongUse, match="the rows already have columns of these names: Rejected_By"):
+        filter_interceptor.flags(rows, [filter_interceptor.Condition("one", "true")])
+    schema = spark.createDataFrame([], "rejected_by int").schema
+    with pytest.raises(WrongUse, match="the source already has columns of these names: rejected_by"):
+        parse_records(rows, schema)
+    rows.write.format("delta").save(str(tmp_path / "source"))
+    with pytest.raises(
+        WrongUse, match=re.escape("the source has columns that this job writes itself: Rejected_By")
+    ):
+        empty_source(spark, str(tmp_path / "source"), ["rejected_by"])
