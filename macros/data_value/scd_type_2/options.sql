@@ -115,11 +115,11 @@
 
 
 {% macro _scd2_require_comparable(history) %}
-    {#- A version begins where a value differs, and Spark compares no maps and no variants. -#}
+    {#- A version begins where a value differs. -#}
     {%- for columns in [history.key, history.tracked, history.untracked] -%}
         {%- for name, type in columns.items() -%}
             {%- do lakehouse_patterns.require(
-                not modules.re.search('(^|[<:])(map<|variant([,>]|$))', type),
+                lakehouse_patterns.is_sortable(type),
                 "materialized='scd2' can't compare '" ~ name ~ "', which is a " ~ type
                 ~ ': select it as text, or leave it out'
             ) -%}
