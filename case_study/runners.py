@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from case_study.main_job import Step
 from python_jobs.shared.core.failures import JobFailed
 from python_jobs.shared.spark.job import job_outcome
-from python_jobs.shared.spark.session import spark_session
+from python_jobs.shared.spark.session import spark_session, use_utc
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,8 +85,10 @@ class OneSession:
 
     @property
     def spark(self) -> SparkSession:
-        """A new session: its settings are those of conf/spark-defaults.conf."""
-        return self._spark.newSession()
+        """A new session: its settings are those of conf/spark-defaults.conf, its zone is UTC."""
+        spark = self._spark.newSession()
+        use_utc(spark)
+        return spark
 
     def __call__(self, step: Step) -> Outcome:
         """Run the step; what goes wrong is printed on standard error."""

@@ -30,7 +30,11 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         raise DataRefused("too many lines")
     if parameters.end == "fault":
         raise ZeroDivisionError("a fault of ours")
-    found = {"ansi": spark.conf.get(ANSI), "overwrite": spark.conf.get(OVERWRITE)}
+    found = {
+        "ansi": spark.conf.get(ANSI),
+        "overwrite": spark.conf.get(OVERWRITE),
+        "zone": spark.conf.get("spark.sql.session.timeZone"),
+    }
     spark.conf.set(OVERWRITE, "dynamic")
     return found
 
@@ -47,8 +51,11 @@ def test_what_dbt_or_a_job_sets_has_no_effect_on_the_next_job(spark: SparkSessio
     with settings_kept(spark):
         spark.conf.set(ANSI, "false")
         spark.conf.set(OVERWRITE, "dynamic")
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         touched = one(job_step("done"))
-    assert untouched == touched == Outcome(0, json.dumps({"ansi": "true", "overwrite": "STATIC"}))
+    assert (
+        untouched == touched == Outcome(0, json.dumps({"ansi": "true", "overwrite": "STATIC", "zone": "UTC"}))
+    )
 
 
 def test_a_job_that_fails_gives_its_exit_code_and_prints_why(
