@@ -365,8 +365,8 @@ def test_postgres_takes_each_batch_once_together_with_its_number(
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    # Between the tasks' writes and the move; then between the move and the note of the batch.
-    for step in ("_move", "_note"):
+    # Between the tasks' writes and the move; then between the move and the record of the batch.
+    for step in ("_move", "_record"):
         with monkeypatch.context() as patched:
             patched.setattr(PostgresSink, step, dies)
             with pytest.raises(KeyboardInterrupt):
