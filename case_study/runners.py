@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from dbt.cli.main import dbtRunner
@@ -97,16 +98,21 @@ class OneSession:
             return _run_dbt(words) if program == "dbt" else self._run_job(words)
 
     def _run_job(self, words: Sequence[str]) -> Outcome:
-        at = next(place for place, word in enumerate(words) if word.endswith(".py"))
-        job = importlib.import_module(words[at].removesuffix(".py").replace("/", "."))
+        job, arguments = job_of(words)
         try:
-            return Outcome(*job_outcome(lambda: self.spark, job.Parameters, job.run, words[at + 1 :]))
+            return Outcome(*job_outcome(lambda: self.spark, job.Parameters, job.run, arguments))
         except SystemExit as ended:
             return Outcome(int(ended.code or 0))  # wrong parameters, which the parser has printed
         except Exception:
             # Of a process, Python prints the trace and ends with 1.
             traceback.print_exc()
             return Outcome(1)
+
+
+def job_of(words: Sequence[str]) -> tuple[ModuleType, Sequence[str]]:
+    """Return the module of the job that spark-submit's words name, and the job's arguments."""
+    at = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    return importlib.import_module(words[at].removesuffix(".py").replace("/", ".")), words[at + 1 :]
 
 
 def _run_dbt(words: Sequence[str]) -> Outcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from case_study.main_job import FEEDS, Step, main_job
+from case_study.runners import job_of
 from python_jobs.shared.core.command_line import parse_parameters
 from tests.support.dbt_project import REPOSITORY, DbtFailed
 from tests.support.rows import CLOCK_COLUMNS
@@ -45,12 +45,11 @@ class Lakehouse:
 
     def step(self, step: Step) -> dict[str, Any] | None:
         """Run one step of :func:`case_study.main_job.main_job`; return the report of a job, None for dbt."""
-        program, *arguments = step.command
+        program, *words = step.command
         if program == "dbt":
-            self.dbt(*arguments)
+            self.dbt(*words)
             return None
-        job, *arguments = arguments
-        module = importlib.import_module(job.removesuffix(".py").replace("/", "."))
+        module, arguments = job_of(words)
         with contextlib.chdir(REPOSITORY), settings_kept(self.spark):
             parameters, _ = parse_parameters(module.Parameters, arguments)
             return dict(module.run(self.spark, parameters))
