@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 Answer = TypeVar("Answer")
 
@@ -25,18 +27,21 @@ def eventually(ask: Callable[[], Answer], seconds: float = 30) -> Answer:
 
 
 @contextmanager
-def polled(read: Callable[[], object]) -> Iterator[list[object]]:
+def polled(read: Callable[[], object], held: tuple[object, str] | None = None) -> Iterator[list[object]]:
     """Collect a reader's results until the block has ended, and one more; a failure is collected as its text.
 
+    Args:
+        held: the module or class and the name of a function that the block calls. It waits before its first line
+            until a read has begun and ended in the block: a short write may else be faster than any read.
+
     Raises:
-        AssertionError: no read began and ended while the block ran, so nothing is shown about readers.
+        AssertionError: no read began and ended while the block ran, so nothing is shown about readers, or the block
+            never called the function that is held.
     """
     seen: list[object] = []
-    reads_within = 0
-    ended = threading.Event()
+    read_within, ended = threading.Event(), threading.Event()
 
     def poll() -> None:
-        nonlocal reads_within
         while True:
             last = ended.is_set()
             try:
@@ -45,13 +50,31 @@ def polled(read: Callable[[], object]) -> Iterator[list[object]]:
                 seen.append(str(failure))
             if last:
                 return
-            reads_within += not ended.is_set()
+            if not ended.is_set():
+                read_within.set()
 
     reader = threading.Thread(target=poll)
-    reader.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        reader.join()
-    assert reads_within, "no read began and ended meanwhile"
+    with _waits_for(read_within, *held) if held else nullcontext() as calls:
+        reader.start()
+        try:
+            yield seen
+        finally:
+            ended.set()
+            reader.join()
+    assert read_within.is_set(), "no read began and ended meanwhile"
+    assert calls != [], f"{held} was never called"
+
+
+@contextmanager
+def _waits_for(event: threading.Event, owner: object, name: str) -> Iterator[list[str]]:
+    """Let a function wait for an event, and collect its calls."""
+    original, calls = getattr(owner, name), list[str]()
+
+    @functools.wraps(original)
+    def waits(*arguments: Any, **named: Any) -> Any:
+        calls.append(name)
+        assert event.wait(60), "no read ended within 60 s"
+        return original(*arguments, **named)
+
+    with patch.object(owner, name, waits):
+        yield calls

@@ -101,3 +101,20 @@ def test_a_reader_must_have_read_during_the_write() -> None:
         before = len(reads)
         eventually(lambda: len(reads) > before + 2)
     assert len(seen) > 2
+
+
+class Writer:
+    written = 0
+
+    def write(self) -> None:
+        self.written += 1
+
+
+def test_a_short_write_waits_for_a_reader() -> None:
+    writer = Writer()
+    with polled(lambda: writer.written, held=(Writer, "write")) as seen:
+        writer.write()
+    assert (seen[0], seen[-1]) == (0, 1)
+    with pytest.raises(AssertionError, match=r"write'.* was never called"):  # noqa: SIM117
+        with polled(lambda: 1, held=(Writer, "write")) as seen:
+            eventually(lambda: len(seen) > 2)

@@ -19,6 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from python_jobs.idempotency import data_overwrite
 from python_jobs.idempotency.data_overwrite import Folder, Parameters, overwrite_files, run
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
@@ -119,7 +120,8 @@ def backfills(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     backfills = Backfills(spark, tmp_path_factory.mktemp("devices"))
     backfills.step("first", *DAYS)
     backfills.step("again", *DAYS)
-    with polled(lambda: spark.read.format("delta").load(backfills.target).count()) as backfills.seen:
+    count = lambda: spark.read.format("delta").load(backfills.target).count()  # noqa: E731
+    with polled(count, held=(data_overwrite, "overwrite")) as backfills.seen:
         backfills.step("corrected", "2024-09-22", rows=[*CORRECTED, (12, "palm")])
     backfills.step("fewer", "2024-09-22", rows=CORRECTED)
     backfills.step("empty", "2024-09-22", rows=[])

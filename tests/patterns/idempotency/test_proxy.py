@@ -64,7 +64,7 @@ def test_readers_find_the_newest_load_and_older_ones_stay(dataset: Dataset) -> N
     }  # fmt: skip
     assert dataset.count() == 50
     first = bytes_of(dataset.folder / "_versions" / "20240101_101500")
-    with polled(dataset.count) as seen:
+    with polled(dataset.count, held=(PointedDataset, "point_to")) as seen:
         dataset.load(SECOND, FOUR)
     assert set(seen) <= {50, 4}
     assert seen[-1] == 4

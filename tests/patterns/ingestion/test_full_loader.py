@@ -105,9 +105,9 @@ def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Load
     loads = Loads(spark, tmp_path_factory.mktemp("loads"))
     loads.step("day 1", "2024-01-01", DEVICES)
     loads.step("again", "2024-01-01")
-    with polled(lambda: loads.rows().count()) as loads.seen_changing:
+    with polled(lambda: loads.rows().count(), held=(full_loader, "expose")) as loads.seen_changing:
         loads.step("day 2", "2024-01-02", DEVICES_2)
-    with polled(lambda: loads.rows().count()) as loads.seen_reloading:
+    with polled(lambda: loads.rows().count(), held=(full_loader, "expose")) as loads.seen_reloading:
         loads.step("day 2 anew", "2024-01-02", SIXTY)
     loads.step("back", "2024-01-01", step="expose")
     spark.sql(f"restore table delta.`{loads.target}` to version as of 1").collect()
