@@ -19,21 +19,17 @@
 
 {% macro default__snapshot_timestamp_strategy(node, snapshotted_rel, current_rel, model_config, target_exists) %}
     {%- do lakehouse_patterns._require_safe_snapshot() -%}
-    {%- set strategy = dbt.snapshot_timestamp_strategy(
-        node, snapshotted_rel, current_rel, model_config, target_exists
-    ) -%}
-    {%- set current = current_rel ~ '.' ~ strategy.updated_at -%}
-    {%- set stored = lakehouse_patterns._snapshot_stored_time(snapshotted_rel, strategy.updated_at, target_exists) -%}
-    {%- set row_changed = stored ~ ' < ' ~ current -%}
+    {%- set columns = lakehouse_patterns._snapshot_query_columns(node) -%}
+    {%- set current = current_rel ~ '.' ~ lakehouse_patterns._snapshot_quoted(columns, config.get('updated_at')) -%}
+    {%- set row_changed = lakehouse_patterns._snapshot_stored_time(snapshotted_rel, target_exists) ~ ' < ' ~ current -%}
     {%- if config.get('check_cols') -%}
-        {%- set content = dbt.snapshot_check_strategy(
-            node, snapshotted_rel, current_rel, model_config, target_exists
-        ) -%}
-        {%- set row_changed = '(' ~ row_changed ~ ' and ' ~ content.row_changed ~ ')' -%}
+        {%- set row_changed = '(' ~ row_changed ~ ' and '
+            ~ lakehouse_patterns._snapshot_values_differ(columns, snapshotted_rel, current_rel, target_exists) ~ ')' -%}
     {%- endif -%}
     {#- dbt compares times, so a row whose time is NULL would never be seen again. -#}
-    {%- do strategy.update({'row_changed': '(' ~ current ~ ' is null or ' ~ row_changed ~ ')'}) -%}
-    {{ return(lakehouse_patterns._snapshot_guarded(strategy, target_exists)) }}
+    {{ return(lakehouse_patterns._snapshot_strategy(
+        columns, '(' ~ current ~ ' is null or ' ~ row_changed ~ ')', target_exists
+    )) }}
 {% endmacro %}
 
 
@@ -48,8 +44,11 @@
     {%- do lakehouse_patterns.require(
         config.get('check_cols'), "strategy lakehouse_patterns.check needs check_cols: 'all' or a list of columns"
     ) -%}
-    {{ return(lakehouse_patterns._snapshot_guarded(
-        dbt.snapshot_check_strategy(node, snapshotted_rel, current_rel, model_config, target_exists), target_exists
+    {%- set columns = lakehouse_patterns._snapshot_query_columns(node) -%}
+    {{ return(lakehouse_patterns._snapshot_strategy(
+        columns,
+        lakehouse_patterns._snapshot_values_differ(columns, snapshotted_rel, current_rel, target_exists),
+        target_exists
     )) }}
 {% endmacro %}
 
@@ -83,43 +82,90 @@
 {% endmacro %}
 
 
-{% macro _snapshot_stored_time(snapshotted_rel, updated_at, target_exists) %}
-    {#- The stored `updated_at`, which a version that began at a run's start still has; the beginning without it. -#}
-    {%- set begins = snapshotted_rel ~ '.' ~ lakehouse_patterns._snapshot_columns().dbt_valid_from -%}
-    {%- if target_exists -%}
-        {%- set types = lakehouse_patterns.types_of(adapter.get_columns_in_relation(this)) -%}
-        {%- if lakehouse_patterns.column_name(types, updated_at) is not none -%}
-            {{ return('coalesce(' ~ snapshotted_rel ~ '.' ~ updated_at ~ ', ' ~ begins ~ ')') }}
-        {%- endif -%}
-    {%- endif -%}
-    {{ return(begins) }}
+{% macro _snapshot_query_columns(node) %}
+    {#- The names of the query's columns, as a mapping so that column_name finds them. -#}
+    {{ return(dict.fromkeys(dbt.get_columns_in_query(node['compiled_code']))) }}
 {% endmacro %}
 
 
-{% macro _snapshot_guarded(strategy, target_exists) %}
-    {#-
-        The checks of a row sit in its version's id, which dbt computes once for each row of the extract, and the
-        beginning of its version is a column of _snapshot_source.
-    -#}
-    {%- set key, nulls, texts = lakehouse_patterns.as_list(strategy.unique_key), [], [] -%}
-    {%- set begins = 'lakehouse_patterns_begins_at' if target_exists else strategy.updated_at -%}
-    {%- for name in key -%}
-        {%- do texts.append('cast(' ~ name ~ ' as string)') -%}
+{% macro _snapshot_quoted(columns, name) %}
+    {#- A column of the query, quoted. Other texts are SQL expressions, which dbt allows. -#}
+    {%- set known = lakehouse_patterns.column_name(columns, name) -%}
+    {{ return(name if known is none else lakehouse_patterns.quoted_name(known)) }}
+{% endmacro %}
+
+
+{% macro _snapshot_stored_columns(target_exists) %}
+    {{ return(lakehouse_patterns.types_of(adapter.get_columns_in_relation(this)) if target_exists else {}) }}
+{% endmacro %}
+
+
+{% macro _snapshot_stored_time(snapshotted_rel, target_exists) %}
+    {#- The stored `updated_at`, which a version that began at a run's start still has; the beginning without it. -#}
+    {%- set begins = snapshotted_rel ~ '.' ~ lakehouse_patterns._snapshot_columns().dbt_valid_from -%}
+    {%- set known = lakehouse_patterns.column_name(
+        lakehouse_patterns._snapshot_stored_columns(target_exists), config.get('updated_at')
+    ) -%}
+    {%- if known is none -%}
+        {{ return(begins) }}
+    {%- endif -%}
+    {{ return('coalesce(' ~ lakehouse_patterns.quoted_name(known, snapshotted_rel) ~ ', ' ~ begins ~ ')') }}
+{% endmacro %}
+
+
+{% macro _snapshot_values_differ(columns, snapshotted_rel, current_rel, target_exists) %}
+    {#- Whether a column of check_cols differs. A column that the table lacks differs in all rows. -#}
+    {%- set stored, conditions = lakehouse_patterns._snapshot_stored_columns(target_exists), [] -%}
+    {%- set checked = columns if config.get('check_cols') == 'all'
+        else lakehouse_patterns.as_list(config.get('check_cols')) -%}
+    {%- for name in checked -%}
+        {%- set known = lakehouse_patterns.column_name(columns, name | replace('`', '')) -%}
+        {%- do lakehouse_patterns.require(
+            known is not none,
+            "check_cols of a snapshot must be 'all' or columns of its query, got '" ~ name ~ "'; the query has: "
+            ~ (columns | join(', '))
+        ) -%}
+        {%- if lakehouse_patterns.column_name(stored, known) is none -%}
+            {{ return('true') }}
+        {%- endif -%}
+        {%- do conditions.append(
+            'not ' ~ lakehouse_patterns.quoted_name(known, snapshotted_rel) ~ ' <=> '
+            ~ lakehouse_patterns.quoted_name(known, current_rel)
+        ) -%}
     {%- endfor -%}
-    {%- for name in key + [strategy.updated_at] -%}
+    {{ return('(' ~ (conditions | join(' or ')) ~ ')') }}
+{% endmacro %}
+
+
+{% macro _snapshot_strategy(columns, row_changed, target_exists) %}
+    {#-
+        The dictionary that dbt's snapshots work with. The checks of a row sit in its version's id, which dbt computes
+        once for each row of the extract, and the beginning of its version is a column of _snapshot_source.
+    -#}
+    {%- set key, nulls, texts = [], [], [] -%}
+    {%- set updated_at = lakehouse_patterns._snapshot_quoted(columns, config.get('updated_at')) -%}
+    {%- set begins = 'lakehouse_patterns_begins_at' if target_exists else updated_at -%}
+    {%- for name in lakehouse_patterns.as_list(config.get('unique_key')) -%}
+        {%- do key.append(lakehouse_patterns._snapshot_quoted(columns, name)) -%}
+        {%- do texts.append('cast(' ~ key[-1] ~ ' as string)') -%}
+    {%- endfor -%}
+    {%- for name in key + [updated_at] -%}
         {%- do nulls.append(name ~ ' is null') -%}
     {%- endfor -%}
-    {%- do strategy.update({
-        'lakehouse_patterns_updated_at': strategy.updated_at,
+    {{ return({
+        'unique_key': key[0] if config.get('unique_key') is string else key,
         'updated_at': begins,
+        'lakehouse_patterns_updated_at': updated_at,
+        'row_changed': row_changed,
+        'hard_deletes': 'invalidate',
+        'invalidate_hard_deletes': true,
         'scd_id': 'case when ' ~ (nulls | join(' or '))
             ~ " then raise_error('a row of the snapshot has NULL in its unique_key or updated_at: remove it in the query')"
             ~ ' when count(*) over (partition by ' ~ (key | join(', ')) ~ ') > 1'
             ~ " then raise_error(concat('the query of the snapshot gives a key more than once: ', "
             ~ (texts | join(", ', ', ")) ~ ", '; keep one row of each key'))"
             ~ ' else md5(to_json(array(' ~ (texts | join(', ')) ~ ', cast(' ~ begins ~ ' as string)))) end',
-    }) -%}
-    {{ return(strategy) }}
+    }) }}
 {% endmacro %}
 
 

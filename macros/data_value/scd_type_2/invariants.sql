@@ -8,16 +8,23 @@
     is_current=none,
     gap_allowed_when='closed_by_delete'
 ) %}
-    {#- Fails with one row for each broken rule of a version: key, validity and the rule's name. -#}
-    {%- set keys = lakehouse_patterns.quoted_names(lakehouse_patterns.as_list(unique_key)) -%}
+    {#-
+        Fails with one row for each broken rule of a version: key, validity and the rule's name. Only the struct `entity`
+        has a user's names, which may be those of our columns.
+    -#}
+    {%- set names = lakehouse_patterns.as_list(unique_key) -%}
+    {%- set keys, nulls = lakehouse_patterns.quoted_names(names), [] -%}
     {%- do lakehouse_patterns.require(keys | length > 0, 'scd_type_2_invariants needs unique_key') -%}
+    {%- for name in names -%}
+        {%- do nulls.append(lakehouse_patterns.quoted_name(name, 'entity') ~ ' is null') -%}
+    {%- endfor -%}
     {%- set entity = keys | join(', ') -%}
     {%- set begins = lakehouse_patterns.quoted_name(effective_from) -%}
     {%- set ends = lakehouse_patterns.quoted_name(effective_to) -%}
     {%- set current = lakehouse_patterns.quoted_name(is_current) if is_current else ends ~ ' is null' -%}
 with chained as (
     select
-        {{ entity }},
+        struct({{ entity }}) as entity,
         {{ begins }} as effective_from,
         {{ ends }} as effective_to,
         {{ current }} as is_current,
@@ -38,7 +45,7 @@ judged as (
     select
         *,
         array_compact(array(
-            case when {% for key in keys %}{{ key }} is null{{ ' or ' if not loop.last }}{% endfor %} then 'null key' end,
+            case when {{ nulls | join(' or ') }} then 'null key' end,
             case when effective_from is null and not (is_first and gap_allowed) then 'unknown start' end,
             case when effective_from >= effective_to then 'start not before end' end,
             case when is_current is distinct from (effective_to is null) then 'current and open differ' end,
@@ -53,7 +60,7 @@ judged as (
 )
 
 select
-    {{ entity }},
+    entity.*,
     effective_from,
     effective_to,
     explode(broken_rules) as broken_rule

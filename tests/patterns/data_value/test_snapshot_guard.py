@@ -27,7 +27,29 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "adds_deleted": {"strategy": CHECK, "check_cols": "all", "hard_deletes": "new_record"},
     "by_clock": {"strategy": CHECK, "check_cols": "all", "updated_at": None},
     "by_nothing": {"strategy": CHECK},
+    "by_absent_value": {"strategy": CHECK, "check_cols": ["plans"]},
+    "odd_time": {
+        "strategy": TIMESTAMP,
+        "unique_key": "order id",
+        "updated_at": "From",
+        "check_cols": ["SELECT"],
+    },
+    "odd_value": {
+        "strategy": CHECK,
+        "unique_key": ["Order Id", "STORED"],
+        "updated_at": "from",
+        "check_cols": ["Select"],
+    },
+    "odd_all": {
+        "strategy": CHECK,
+        "unique_key": "concat(`Order Id`, stored)",
+        "updated_at": "`from`",
+        "check_cols": "all",
+    },
 }
+# Spaces, reserved words, and `stored`, which is an alias of the guard's own.
+ODD_EXTRACT = "`Order Id` string, stored string, `select` string, `from` timestamp"
+MAPPED = {"delta.columnMapping.mode": "name"}  # Delta needs it for names with spaces
 EXTRACT = "id string, tenant string, plan string, updated_at timestamp"
 
 
@@ -149,9 +171,40 @@ def test_a_key_that_comes_twice_is_refused_by_the_first_run_too(project: DbtProj
     assert not project.spark.catalog.tableExists(f"{project.schema}.twice")
 
 
-@stories.about("keeps_deleted", "adds_deleted", "by_clock", "by_nothing")
+@stories.about("odd_time", "odd_value", "odd_all")
+def test_names_are_quoted_and_found_in_any_case(project: DbtProject) -> Story:
+    """As a column's name, in a list of names, and in an expression, which the user quotes."""
+    names = ("odd_time", "odd_value", "odd_all")
+    for rows in (
+        [("u1", "", "basic", day(1)), ("u2", "", "basic", day(1)), ("u3", "", "basic", day(1))],
+        [("u1", "", "trial", day(3)), ("u2", "", "basic", day(1))],
+    ):
+        for name in names:
+            table = f"{project.schema}.{name}_extract"
+            project.spark.sql(
+                f"create table if not exists {table} ({ODD_EXTRACT}) using delta "
+                "tblproperties ('delta.columnMapping.mode' = 'name')"
+            )
+            project.spark.createDataFrame(rows, EXTRACT).write.insertInto(table, overwrite=True)
+        yield PASSES
+    for name in names:
+        stored = project.table(name)
+        assert stored.columns[:4] == ["Order Id", "stored", "select", "from"]
+        assert_rows(
+            [
+                (row["Order Id"], row["select"], _shown(row["dbt_valid_from"]), _shown(row["dbt_valid_to"]))
+                for row in stored.collect()
+            ],
+            [
+                ("u1", "basic", day(1), day(3)), ("u1", "trial", day(3), "open"),
+                ("u2", "basic", day(1), "open"), ("u3", "basic", day(1), None),
+            ],
+        )  # fmt: skip
+
+
+@stories.about("keeps_deleted", "adds_deleted", "by_clock", "by_nothing", "by_absent_value")
 def test_settings_that_go_wrong_silently_are_refused(project: DbtProject) -> Story:
-    for name in ("keeps_deleted", "adds_deleted", "by_clock", "by_nothing"):
+    for name in ("keeps_deleted", "adds_deleted", "by_clock", "by_nothing", "by_absent_value"):
         extract(project, name, ("u1", "basic", day(1)))
     errors = yield FAILS
     for sentence in (
@@ -163,6 +216,7 @@ def test_settings_that_go_wrong_silently_are_refused(project: DbtProject) -> Sto
         "a snapshot needs updated_at, the source's time of the change",
         "by_nothing: error",
         "strategy lakehouse_patterns.check needs check_cols",
+        "check_cols of a snapshot must be 'all' or columns of its query, got 'plans'; the query has: id, tenant",
     ):
         assert sentence in errors
 
@@ -173,7 +227,11 @@ def project(make_project: Callable[..., DbtProject]) -> DbtProject:
     tables = [{"name": f"{name}_extract"} for name in SNAPSHOTS]
     base = {"unique_key": "id", "hard_deletes": "invalidate", "updated_at": "updated_at"}
     snapshots = [
-        {"name": name, "relation": f"source('raw', '{name}_extract')", "config": base | config}
+        {
+            "name": name,
+            "relation": f"source('raw', '{name}_extract')",
+            "config": base | config | ({"tblproperties": MAPPED} if name.startswith("odd") else {}),
+        }
         for name, config in SNAPSHOTS.items()
     ]
     sources = [{"name": "raw", "schema": "{{ target.schema }}", "tables": tables}]
