@@ -18,7 +18,9 @@ KAFKA_FEEDS = {
     "visits": ("bronze_visits", "visits_records"),
     "user_changes": ("bronze_users_records", "users_records"),
 }
-REPORT = "report"
+BUILD, REPORT = "dbt build", "report"
+# Tables below silver/ that a job writes: to dbt they are sources, as all of bronze.
+SOURCES = ("silver/silver_visits_parsed", "silver/silver_visits_dead_letter")
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def main_job(
     ]
     if "visits" in feeds:
         steps.append(_parse_step(lakehouse, master))
-    steps.append(Step("dbt build", ("dbt", "build", "--target", target)))
+    steps.append(Step(BUILD, ("dbt", "build", "--target", target)))
     if "visits" in feeds:
         steps.append(submit(REPORT, "case_study/visits_report", master, lakehouse=lakehouse))
     return steps
