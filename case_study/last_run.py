@@ -30,8 +30,13 @@ PROJECT = (
     "case_study/macros",
     "snapshots",
     "tests/dbt",
+    "python_jobs",
+    "conf",
     "requirements.txt",
 )
+
+READ = {".sql", ".yml", ".yaml", ".csv", ".md", ".py", ".conf", ".properties", ".txt"}
+"""Suffixes of the project's own files there: Python leaves its compiled ones beside them."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,10 @@ class LastRun:
     """A complete run: what it found and what it left."""
 
     project: str = ""
-    """Digest of dbt's project and of the variables that choose its sources."""
+    """Digest of the programs and settings that made the tables."""
     versions: dict[str, int] = field(default_factory=dict)
-    """Version of each table by its path below the lakehouse: of sources before the build, of others at the end."""
+    """Version of each table by its path below the lakehouse: of sources when a step first read them, of others at the
+    end."""
     report: dict[str, Any] = field(default_factory=dict)
     """The report that the run printed."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -62,30 +68,35 @@ class News:
         self._lakehouse = lakehouse
         self._file = lakehouse / ".last_run.json"
         self._digest = project_digest(project, target)
-        self._sources: dict[str, int] = {}
+        self._read: dict[str, int] = {}
         self.last = LastRun()
         with contextlib.suppress(OSError, ValueError, TypeError):
             self.last = LastRun(**json.loads(self._file.read_text(encoding="utf-8")))
 
     def needed(self, step: Step) -> Step | None:
         """Return the step, narrowed to what has news; None if there is none for it."""
-        if step.name == BUILD:
-            versions = table_versions(self._lakehouse)
-            self._sources = {table: version for table, version in versions.items() if is_source(table)}
-            return self._narrowed(step, versions)
-        if step.name == REPORT and self.last.report and not self._changed(table_versions(self._lakehouse)):
-            return None
-        return step
-
-    def _narrowed(self, step: Step, versions: dict[str, int]) -> Step | None:
-        changed = self._changed(versions)
-        if self._digest != self.last.project or not all(map(is_source, changed)):
+        if not (step.tables or step.name in (BUILD, REPORT)):
             return step
+        versions = table_versions(self._lakehouse)
+        changed = self._changed(versions)
+        is_same_project = self._digest == self.last.project
+        if step.name == REPORT:
+            return None if is_same_project and self.last.report and not changed else step
+        # The first look counts: a commit that comes after a step has read the table is news to the next run.
+        read = step.tables or filter(is_source, versions)
+        self._read = {table: versions[table] for table in read if table in versions} | self._read
+        if step.tables:
+            return None if is_same_project and not {*changed}.intersection(step.tables) else step
+        return self._narrowed(step, changed) if is_same_project else step
+
+    def _narrowed(self, build: Step, changed: list[str]) -> Step | None:
         if not changed:
             return None
+        if not all(map(is_source, changed)):
+            return build
         # Gold is published as a whole (Readiness Marker), so all its tables belong to each build.
         selected = [f"source:*.{table.rsplit('/', 1)[-1]}+" for table in changed]
-        return replace(step, command=(*step.command, "--select", *selected, "tag:gold"))
+        return replace(build, command=(*build.command, "--select", *selected, "tag:gold"))
 
     def _changed(self, versions: dict[str, int]) -> list[str]:
         tables = sorted({*versions, *self.last.versions})
@@ -93,7 +104,7 @@ class News:
 
     def save(self, report: dict[str, Any], seconds: dict[str, float]) -> None:
         """Record a complete run."""
-        versions = table_versions(self._lakehouse) | self._sources
+        versions = table_versions(self._lakehouse) | self._read
         run = LastRun(self._digest, versions, report or self.last.report, seconds)
         new = self._file.with_suffix(".new")
         new.write_text(json.dumps(dataclasses.asdict(run)), encoding="utf-8")
@@ -122,11 +133,11 @@ def _versions(lakehouse: Path) -> Iterator[tuple[str, int]]:
 
 
 def project_digest(project: Path, target: str) -> str:
-    """Return a digest of what dbt reads: the project's files, the target, and the variable that chooses the source."""
+    """Return a digest of the programs and settings: files, dbt's target, and the variable that chooses the sources."""
     digest = hashlib.sha256(json.dumps([target, os.environ.get("LAKEHOUSE_SOURCE", "files")]).encode())
     for name in PROJECT:
         path = project / name
-        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in READ)
         for file in files:
             digest.update(f"{file.relative_to(project)}\0".encode())
             digest.update(hashlib.sha256(file.read_bytes()).digest())

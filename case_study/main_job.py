@@ -33,6 +33,9 @@ class Step:
     """Command, as typed in the repository root."""
     when_refused: str = ""
     """Advice for the user if the step ends with exit code 3 (data refused)."""
+    tables: tuple[str, ...] = ()
+    """Tables below the lakehouse that the step reads and writes: while they are those of the last complete run, it has
+    nothing to do. Empty: it reads something else too."""
 
 
 def submit(name: str, job: str, master: str | None = None, **parameters: object) -> Step:
@@ -127,6 +130,7 @@ def _parse_step(lakehouse: str, master: str | None) -> Step:
     accepting = "`" + shlex.join((*step.command, "--max_bad_share", "1")) + "`"
     return replace(
         step,
+        tables=("bronze/bronze_visits", *SOURCES),
         when_refused="correct the file if you can, or make the refused lines dead letters with "
         f"{accepting}, then run the main job again",
     )

@@ -12,6 +12,8 @@ from case_study.last_run import News, table_versions
 from case_study.main_job import Step
 
 BUILD = Step("dbt build", ("dbt", "build", "--target", "local"))
+PARSE = Step("parse", ("true",), tables=("bronze/bronze_visits", "silver/silver_visits_parsed"))
+LOAD = Step("load visits", ("true",))
 REPORT = Step("report", ("spark-submit", "case_study/visits_report.py"))
 LINES, SECONDS = {"lines": [1]}, {"load visits": 2.5}
 
@@ -51,6 +53,8 @@ def case(tmp_path: Path) -> Case:
 
 def test_without_news_nothing_is_built_and_the_report_is_the_last_one(case: Case) -> None:
     news = case.news()
+    assert news.needed(LOAD) == LOAD, "it reads files"
+    assert news.needed(PARSE) is None
     assert news.needed(BUILD) is None
     assert news.needed(REPORT) is None
     assert (news.last.report, news.last.seconds) == (LINES, SECONDS)
@@ -76,6 +80,33 @@ def test_what_depends_on_a_changed_source_is_built_until_a_run_is_complete(case:
     assert news.needed(REPORT) == REPORT
     news.save(LINES, SECONDS)
     assert case.build() == "dbt build --target local --select source:*.bronze_devices+ tag:gold"
+
+
+def test_a_step_runs_when_a_table_that_it_reads_or_writes_has_changed(case: Case) -> None:
+    commit(case.lakehouse, "bronze/bronze_devices")
+    assert case.news().needed(PARSE) is None
+    commit(case.lakehouse, "bronze/bronze_visits")
+    news = case.news()
+    assert news.needed(PARSE) == PARSE
+    # Records that come after the step has read the table are news to the next run.
+    commit(case.lakehouse, "bronze/bronze_visits")
+    news.needed(BUILD)
+    news.save(LINES, SECONDS)
+    again = case.news()
+    assert again.needed(PARSE) == PARSE
+    again.save(LINES, SECONDS)
+    assert case.news().needed(PARSE) is None
+    (case.lakehouse / "silver" / "silver_visits_parsed").rename(case.lakehouse / "lost")
+    assert case.news().needed(PARSE) == PARSE
+
+
+def test_compiled_files_are_no_part_of_the_project(case: Case) -> None:
+    (case.project / "python_jobs" / "__pycache__").mkdir(parents=True)
+    (case.project / "python_jobs" / "__pycache__" / "job.cpython-311.pyc").write_bytes(b"compiled")
+    assert case.build() is None
+    (case.project / "python_jobs" / "job.py").write_text("changed = True")
+    assert case.build() == "dbt build --target local"
+    assert case.news().needed(PARSE) == PARSE
 
 
 @pytest.mark.parametrize(

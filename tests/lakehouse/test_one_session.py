@@ -60,6 +60,7 @@ def test_one_session_and_separate_processes_give_the_same_tables_and_a_rerun_bui
     _, printed = demo("together")
     assert together.versions() == versions
     assert "dbt build: no table has changed since the last complete run" in printed
+    assert "dead-letter visits: no table has changed since the last complete run" in printed
     assert "report: no table has changed since the last complete run" in printed
     assert f"kept {together.table('silver_visits').count()}" in " ".join(printed.split())
 
