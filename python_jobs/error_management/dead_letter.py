@@ -45,6 +45,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -55,7 +56,7 @@ from python_jobs.error_management.poison_pills import Case, CaseFile, Range, iso
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least, root_cause
 from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.core.retry import Retrier, RetryPolicy
-from python_jobs.shared.delta.commits import commit_note, latest_version
+from python_jobs.shared.delta.commits import commit_note, commits, latest_version
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
@@ -66,7 +67,6 @@ from python_jobs.shared.delta.streams import (
     evaluated_once,
     nullable,
 )
-from python_jobs.shared.delta.tables import delta_table
 from python_jobs.shared.files.pointers import PointedDataset
 from python_jobs.shared.records.dead_letters import (
     DEAD_LETTER_COLUMNS,
@@ -187,14 +187,16 @@ def bad_share(accounts: Iterable[BatchAccount], min_records: int, what: str = "d
 
 
 def accounting(spark: SparkSession, target: str, newest: int | None = None) -> list[dict[str, Any]]:
-    """Return the account of every batch that the target's history knows, or its newest commits, oldest first."""
-    commits = delta_table(spark, target).history(newest).orderBy("version").collect()
-    accounts = (commit_note(commit["userMetadata"]) for commit in commits)
-    return [account for account in accounts if "batch_id" in account]
+    """Return the accounts of all batches that the target's history knows, or of the newest ones, oldest first.
+
+    Commits of other programs count for nothing, however many there are.
+    """
+    notes = (commit_note(commit.userMetadata) for commit in commits(spark, target))
+    return list(islice((note for note in notes if "batch_id" in note), newest))[::-1]
 
 
 def earlier_accounts(spark: SparkSession, target: str) -> list[BatchAccount]:
-    """Return the accounts among the target's newest commits, on which the first batches of a run are judged, too."""
+    """Return the newest accounts in the target's history, on which the first batches of a run are judged, too."""
     return [
         BatchAccount(
             account["batch_id"],

@@ -118,7 +118,7 @@
 
 
 {% macro _units_require_commit(target, note) %}
-    {%- set history = run_query('describe history ' ~ target.relation ~ ' limit 20') -%}
+    {%- set history = run_query('describe history ' ~ target.relation) -%}
     {%- do lakehouse_patterns.require(
         note in history.columns['userMetadata'].values(),
         'another run loaded ' ~ target.relation ~ ' meanwhile; let one run at a time load it'

@@ -33,6 +33,7 @@ from python_jobs.shared.records.json_records import load_schema, parse_records
 from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
 from tests.support.killer import TableState, run_and_kill
+from tests.support.other_commits import commit
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
@@ -210,7 +211,10 @@ def test_each_batch_accounts_for_its_records_and_idle_runs_add_nothing(stream: S
         {"batch_id": 1, "read": 2, "valid": 1, "dead": 1, "error_classes": {"MISSING_FIELD": 1}} | READABLE,
     ]
     assert report["batches"] == expected
+    commit(stream.path("main"), 130)
     assert job.accounting(stream.spark, stream.path("main")) == expected
+    assert job.accounting(stream.spark, stream.path("main"), newest=1) == expected[1:]
+    assert [account.dead for account in job.earlier_accounts(stream.spark, stream.path("main"))] == [2, 1]
     assert (stream.table("main").count(), stream.table("dead").count()) == (2, 3)
     ids = {row.dead_letter_id for row in stream.table("dead").collect()}
     assert len(ids) == 3, "equal lines are two dead letters"

@@ -16,6 +16,7 @@ from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.dbt_project import DbtProject
+from tests.support.other_commits import commit
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.session import environment
@@ -244,6 +245,8 @@ def test_of_two_runs_of_one_day_the_second_finds_out(units: Units) -> None:
             units._render("_units_load_sql", target=target, date=TUESDAY, batch="units_batch", note=note)
         )
     assert units.rows("visits_2023_45").count() == 1
+    location = units.spark.sql(f"describe detail {units.schema}.visits_2023_45").collect()[0].location
+    commit(location.removeprefix("file:"), 130)
     units.call("_units_require_commit", target=target, note="first")
     with pytest.raises(DbtRuntimeError, match=r"another run loaded .* meanwhile"):
         units.call("_units_require_commit", target=target, note="second")
