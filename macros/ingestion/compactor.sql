@@ -32,9 +32,6 @@
         {%- do vacuums.update({
             name: lakehouse_patterns.compactor_vacuum(policy.relation, retention_hours, allow_unsafe_retention)
         }) -%}
-        {%- if vacuum and retention_hours is not none -%}
-            {%- do lakehouse_patterns.require_no_retention(policy.relation, 'retention_hours 0') -%}
-        {%- endif -%}
     {%- endfor -%}
     {%- for name, statement in vacuums.items() -%}
         {%- set policy = policies[name] -%}
@@ -43,7 +40,7 @@
             {%- do run_query(optimize) -%}
         {%- endif -%}
         {%- if vacuum -%}
-            {%- do run_query(statement) -%}
+            {%- do lakehouse_patterns._compactor_run_vacuum(statement, allow_unsafe_retention) -%}
         {%- endif -%}
         {%- do log(name ~ ': ' ~ (optimize or 'not worth it') ~ ('; ' ~ statement if vacuum else ''), info=true) -%}
     {%- endfor -%}
@@ -137,4 +134,16 @@
         {{ return(lakehouse_patterns.compactor_optimize(relation, options.where)) }}
     {%- endif -%}
     {{ return('') }}
+{% endmacro %}
+
+{% macro _compactor_run_vacuum(statement, allow_unsafe_retention) %}
+    {#- Delta's own check of the retention is off for this statement only. -#}
+    {%- set check = 'spark.databricks.delta.retentionDurationCheck.enabled' -%}
+    {%- if allow_unsafe_retention -%}
+        {%- do run_query('set ' ~ check ~ ' = false') -%}
+    {%- endif -%}
+    {%- do run_query(statement) -%}
+    {%- if allow_unsafe_retention -%}
+        {%- do run_query('reset ' ~ check) -%}
+    {%- endif -%}
 {% endmacro %}

@@ -1,9 +1,6 @@
 {{ config(
     materialized='table',
-    tblproperties={
-        'delta.dataSkippingNumIndexedCols': '0',
-        'delta.deletedFileRetentionDuration': 'interval 0 hours'
-    },
+    tblproperties={'delta.dataSkippingNumIndexedCols': '0'},
     post_hook="{{ lakehouse_patterns.transformation_replicator_purge() }}"
 ) }}
 

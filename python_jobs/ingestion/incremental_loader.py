@@ -14,7 +14,8 @@ the loser looks again at what is there and loads what is left.
 A second table, ``<target>_files``, is the ledger of files, empty ones included. It is written after bronze in
 a commit of its own under the same number; a run that finds it behind completes it from bronze first.
 
-Cost: one listing of the window's folders, a look at the ledger, one pass over the new files.
+Cost: one listing of the window's folders, one query that compares it with the ledger in Spark, one pass over the new
+files. The driver holds the listing; of the ledger it gets what is new, never the whole.
 
     spark-submit python_jobs/ingestion/incremental_loader.py --source landing/visits \\
         --target lakehouse/bronze/bronze_visits --from 2024-03-01T10 --to 2024-03-01T11
@@ -28,9 +29,11 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -136,17 +139,11 @@ class LandingFile(SourceFile):
     """A file of the landing folder, with the partition that it lies in."""
 
     @property
-    def partition(self) -> dict[str, Any]:
+    def partition(self) -> Mapping[str, Any]:
         """Values of the date= and hour= folders it lies in."""
-        names = dict(part.split("=", 1) for part in self.file_path.split("/")[:-1] if "=" in part)
-        try:
-            partition: dict[str, Any] = {}
-            if "date" in names:
-                partition["date"] = dt.date.fromisoformat(names["date"])
-                if "hour" in names:
-                    partition["hour"] = dt.time(int(names["hour"])).hour
-        except ValueError:
-            raise DataRefused(f"{self.path} lies in a folder that is no date=YYYY-MM-DD/hour=HH") from None
+        partition = _partition_of(_folder_of(self))
+        if partition is None:
+            raise DataRefused(f"{self.path} lies in a folder that is no date=YYYY-MM-DD/hour=HH")
         return partition
 
     @property
@@ -155,18 +152,29 @@ class LandingFile(SourceFile):
         return _ordinal(self.partition.get("date"), self.partition.get("hour"))
 
 
+@lru_cache(maxsize=10_000)  # a landing folder has many files for each of its folders
+def _partition_of(folder: str) -> Mapping[str, Any] | None:
+    """Return the values of the date= and hour= folders in a path; None if one of them is no such value."""
+    names = dict(part.split("=", 1) for part in folder.split("/") if "=" in part)
+    partition: dict[str, Any] = {}
+    try:
+        if "date" in names:
+            partition["date"] = dt.date.fromisoformat(names["date"])
+            if "hour" in names:
+                partition["hour"] = dt.time(int(names["hour"])).hour
+    except ValueError:
+        return None
+    return partition
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What the tables hold already."""
 
     run: int = 0
     """Number of the last commit by this job on the bronze table."""
-    ingested_at: int = 0
-    """Of that commit, microseconds since 1970."""
-    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Size and modification time at the highest load_id of each file of the window."""
-    load_ids: Mapping[int, int] = field(default_factory=dict)
-    """Highest load_id of each partition of the window."""
+    ledger: DataFrame | None = None
+    """Complete ledger; None if there is no table yet."""
 
 
 # --- from DataFrames to DataFrames ----------------------------------------------------------------------
@@ -216,14 +224,13 @@ class Landing:
 
     def has_folder(self, relative: str) -> bool:
         """Return whether a path relative to the root is a folder."""
-        folder = self._folder
-        return folder.exists(relative) and bool(
-            folder.file_system.getFileStatus(folder.path(relative)).isDirectory()
-        )
+        entry = self._folder.entry(relative)
+        return entry is not None and entry.is_folder
 
     def files(self, folders: Sequence[str]) -> list[LandingFile]:
         """List the files under the folders, in order; see :mod:`python_jobs.shared.files.file_sets`."""
-        return [LandingFile(**asdict(file)) for file in list_files(self._folder, folders)]
+        found = list_files(self._folder, folders)
+        return [LandingFile(file.file_path, file.path, file.size, file.modified_at) for file in found]
 
     def partition_folders(self, start: dt.datetime, grain: str) -> list[str]:
         """Return the folders of the landing partition that starts then; ``hour=9`` and ``hour=09`` are equal."""
@@ -231,9 +238,7 @@ class Landing:
         if grain == "day":
             return [day] if self.has_folder(day) else []
         if day not in self._hours:
-            names = [
-                status.getPath().getName() for status in self._folder.statuses(day) if status.isDirectory()
-            ]
+            names = [entry.name for entry in self._folder.entries(day) if entry.is_folder]
             self._hours[day] = sorted(name for name in names if re.fullmatch(r"hour=[0-9]{1,2}", name))
         return [f"{day}/{name}" for name in self._hours[day] if int(name.partition("=")[2]) == start.hour]
 
@@ -279,40 +284,97 @@ def partition_columns_of(files: Sequence[LandingFile]) -> list[str]:
 
 
 def loaded(spark: SparkSession, parameters: Parameters) -> Loaded:
-    """Return what the tables hold of the window, from a complete ledger."""
+    """Return what the tables hold, from a complete ledger."""
     if not table_exists(spark, parameters.target):
         return Loaded()
     # The number first: whoever commits after this line makes our own commit fail, so that what is read next
     # can only be too new, never too old.
     run = transaction_version(spark, parameters.target, APP_ID) or 0
     _complete_ledger(spark, parameters, run)
-    rows = _newest_by_file(read_table(spark, parameters.ledger), parameters.window).collect()
-    files, load_ids = {}, dict[int, int]()
-    for row in rows:
-        if row.file_path is not None:
-            files[row.file_path] = (row.file_size, row.modified_at)
-            ordinal = _ordinal(row.date, row.hour)
-            load_ids[ordinal] = max(row.load_id, load_ids.get(ordinal, 0))
-    return Loaded(run, max((row.ingested_at for row in rows), default=0), files, load_ids)
+    return Loaded(run, read_table(spark, parameters.ledger))
 
 
-def _newest_by_file(ledger: DataFrame, window: Interval | None) -> DataFrame:
-    """Return each file of the window as last loaded, and one row without a file for all the rest."""
-    file_path = F.col("file_path")
-    if window is not None:
-        first, end = (_ordinal(bound.date(), bound.hour) for bound in (window.start, window.end))
-        of_window = F.lit(False)
-        for loads in (FIRST_LOADS, LOADS_PER_PARTITION):
-            of_window |= F.col("load_id").between(first * loads, end * loads - 1)
-        file_path = F.when(of_window, file_path)
-    return ledger.groupBy(file_path.alias("file_path")).agg(
-        F.max_by("file_size", "load_id").alias("file_size"),
-        F.max_by(F.unix_millis("file_modified_at"), "load_id").alias("modified_at"),
-        F.max("load_id").alias("load_id"),
-        F.any_value("date").alias("date"),
-        F.any_value("hour").alias("hour"),
-        F.unix_micros(F.max("ingested_at")).alias("ingested_at"),
+def newest_by_file(ledger: DataFrame) -> DataFrame:
+    """Return each file of the ledger as it was last loaded: ``file_path``, ``loaded_size``, ``loaded_modified_at``."""
+    return ledger.groupBy("file_path").agg(
+        F.max_by("file_size", "load_id").alias("loaded_size"),
+        F.max_by(F.unix_millis("file_modified_at"), "load_id").alias("loaded_modified_at"),
     )
+
+
+def new_and_changed(
+    spark: SparkSession, files: Sequence[LandingFile], ledger: DataFrame | None
+) -> tuple[list[LandingFile], list[LandingFile]]:
+    """Return the files that the ledger lacks, and those that it has with another size or modification time.
+
+    Spark compares; of the files that are loaded already, nothing comes to the driver.
+    """
+    if ledger is None or not files:
+        return list(files), []
+    size_and_time = (F.col("size") == F.col("loaded_size")) & (
+        F.col("modified_at") == F.col("loaded_modified_at")
+    )
+    found = (
+        listing_frame(spark, files)
+        .join(newest_by_file(ledger), "file_path", "left")
+        .where(F.col("loaded_size").isNull() | ~size_and_time)
+        .select("position", F.col("loaded_size").isNull().alias("is_new"))
+        .orderBy("position")
+        .collect()
+    )
+    new, changed = (
+        [files[row.position] for row in found if row.is_new is is_new] for is_new in (True, False)
+    )
+    return new, changed
+
+
+def listing_frame(spark: SparkSession, files: Sequence[LandingFile]) -> DataFrame:
+    """Return one row a file: its place in the list, its path, size and modification time."""
+    columns = {
+        "position": range(len(files)),
+        "file_path": [file.file_path for file in files],
+        "size": [file.size for file in files],
+        "modified_at": [file.modified_at for file in files],
+    }
+    types = {"file_path": pa.string()}
+    arrays = {name: pa.array(values, types.get(name, pa.int64())) for name, values in columns.items()}
+    return spark.createDataFrame(pa.table(arrays))
+
+
+def numbers_of(
+    spark: SparkSession, files: Sequence[LandingFile], ledger: DataFrame | None
+) -> tuple[dict[int, int], int]:
+    """Return the highest load_id of each partition of the files, and the ledger's newest ``ingested_at``."""
+    if ledger is None:
+        return {}, 0
+    ordinals = spark.createDataFrame(
+        [(ordinal,) for ordinal in {file.ordinal for file in files}], "ordinal long"
+    )
+    day = F.year("date") * 1_000_000 + F.month("date") * 10_000 + F.dayofmonth("date") * 100
+    ordinal = F.coalesce(day.cast("long") + F.coalesce("hour", F.lit(0)), F.lit(0))
+    rows = (
+        ledger.withColumn("of_partition", ordinal)
+        .join(F.broadcast(ordinals), F.col("of_partition") == F.col("ordinal"), "left")
+        .groupBy("ordinal")
+        .agg(F.max("load_id").alias("load_id"), F.unix_micros(F.max("ingested_at")).alias("ingested_at"))
+        .collect()
+    )
+    load_ids = {row.ordinal: row.load_id for row in rows if row.ordinal is not None}
+    return load_ids, max((row.ingested_at for row in rows), default=0)
+
+
+def has_files_that_are_gone(
+    spark: SparkSession, files: Sequence[LandingFile], ledger: DataFrame | None, window: Interval
+) -> bool:
+    """Return whether the ledger has a file of the window that is not among the files."""
+    if ledger is None:
+        return False
+    first, end = (_ordinal(bound.date(), bound.hour) for bound in (window.start, window.end))
+    of_window = F.lit(False)
+    for loads in (FIRST_LOADS, LOADS_PER_PARTITION):
+        of_window |= F.col("load_id").between(first * loads, end * loads - 1)
+    loaded_files = ledger.where(of_window)
+    return not loaded_files.join(listing_frame(spark, files), "file_path", "left_anti").isEmpty()
 
 
 def _complete_ledger(spark: SparkSession, parameters: Parameters, run: int) -> None:
@@ -426,18 +488,14 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     columns = partition_columns(spark, parameters, files)
     before = loaded(spark, parameters)
 
-    new = [file for file in files if file.file_path not in before.files]
-    changed = [
-        file
-        for file in files
-        if file.file_path in before.files and before.files[file.file_path] != (file.size, file.modified_at)
-    ]
+    new, changed = new_and_changed(spark, files, before.ledger)
     batch = new + changed
-    replacing = parameters.mode == "replace_window"
-    gone = before.files.keys() - {file.file_path for file in files} if replacing else set()
-    if replacing and (batch or gone):
+    window = parameters.window if parameters.mode == "replace_window" else None
+    is_gone = window is not None and has_files_that_are_gone(spark, files, before.ledger, window)
+    if window is not None and (batch or is_gone):
         batch = files
-    load_ids = assign_load_ids(batch, before.load_ids)
+    highest, newest_ingested_at = numbers_of(spark, batch, before.ledger) if batch or is_gone else ({}, 0)
+    load_ids = assign_load_ids(batch, highest)
     full = {_folder_of(file) for file in batch if file not in load_ids}
     batch = list(load_ids)
     too_often = JobFailed(
@@ -455,15 +513,15 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         "lines_written": 0,
         "table_version": latest_version(spark, parameters.target) if exists else None,
     }
-    if full and (replacing or not batch):
+    if full and (window is not None or not batch):
         raise too_often
-    if not batch and not gone and (exists or parameters.window is None):
+    if not batch and not is_gone and (exists or parameters.window is None):
         return report
 
     # Rises with every run even if the clock doesn't: readers ask for what is newer than what they have.
-    ingested_at = max(to_micros(now), before.ingested_at + 1)
+    ingested_at = max(to_micros(now), newest_ingested_at + 1)
     file_rows = files_frame(spark, load_ids, ingested_at)
-    condition = _replace_condition(parameters, columns) if replacing else None
+    condition = None if window is None else _replace_condition(parameters, columns)
     transaction = (APP_ID, before.run + 1)
     user_metadata = write_once(
         spark,
@@ -476,7 +534,7 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         transaction=transaction,
         partition_columns=columns,
         properties={
-            "delta.appendOnly": str(not replacing).lower(),
+            "delta.appendOnly": str(window is None).lower(),
             # No statistics over payload: they cost, and can't hold bytes that are no text.
             "delta.dataSkippingStatsColumns": "file_path,load_id,ingested_at",
         },

@@ -6,8 +6,9 @@ into 1.1, the names and the number of files change, and hidden files are left ou
 
 Guarantee: after a run the target has exactly the source's folders and files, also hidden and empty ones, with their
 names, bytes and modification times. The job doesn't interpret the content. It writes each file to a staging folder,
-reads it back, compares the checksums (CRC-32C) and renames it: a file is complete or absent under its final name. If a
-run is killed, the next run continues with the first missing file. The job only reads the source.
+reads it back, compares it with the source (between local folders byte by byte, otherwise by CRC-32C) and renames it: a
+file is complete or absent under its final name. If a run is killed, the next run continues with the first missing file.
+The job only reads the source.
 
 The copy of a Delta table is a Delta table with the same history and time travel. The job lists the log first and copies
 it last, so the copy is a version that the source had, also if the source is written meanwhile. A part of a Delta table,
@@ -17,9 +18,9 @@ target changes, its ``_SUCCESS`` files are deleted first and copied last.
 The source's owner runs the job, with a policy (:mod:`python_jobs.ingestion.replication_policy`) or with ``--source``
 and ``--target``. A dataset that the policy tags ``pii`` is refused.
 
-Cost: both folders are listed. New and changed files are read once, and their copies once. The driver copies
-``--threads`` files at a time with one buffer for each; executors do nothing, and the memory doesn't depend on the size
-of the files.
+Cost: both folders are listed. New and changed files are read once (between local folders the kernel copies them, and
+they are read once more for the comparison), and their copies once. The driver copies ``--threads`` files at a time with
+one buffer for each; executors do nothing, and the memory doesn't depend on the size of the files.
 
     spark-submit python_jobs/ingestion/passthrough_replicator.py --policy replication.yml
     spark-submit python_jobs/ingestion/passthrough_replicator.py --source /production/devices \\
@@ -31,7 +32,7 @@ Source: Data Engineering Design Patterns, chapter 2, Passthrough Replicator.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,20 +40,21 @@ from typing import Any, Literal
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from python_jobs.ingestion.replica_folders import (
+    DELTA_LOG,
+    STAGING,
+    File,
+    Folder,
+    Listing,
+    replica_folder,
+)
 from python_jobs.ingestion.replication_policy import Dataset, load_policy, refuse_sensitive
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, given, require_at_least
 from python_jobs.shared.core.paths import absolute
-from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.jvm import jvm
 
-_BUFFER_BYTES = 1 << 20
 _ATTEMPTS = 3
-_STAGING = ".passthrough_replicator"
-_DELTA_LOG = "_delta_log"
 _SUCCESS = "_SUCCESS"
-# File systems in which a program can set a modification time. In an object store it is the time of the upload.
-_KEEP_TIMES = frozenset({"file", "hdfs", "viewfs", "webhdfs"})
 
 
 @dataclass(frozen=True)
@@ -104,38 +106,6 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of a listing."""
-
-    path: str
-    """Path relative to the folder."""
-    size: int
-    """Size in bytes."""
-    modified_at: int
-    """Modification time in milliseconds since 1970."""
-
-    @property
-    def name(self) -> str:
-        """Return the last part of the path."""
-        return self.path.rsplit("/", 1)[-1]
-
-    @property
-    def in_delta_log(self) -> bool:
-        """Return whether the file belongs to the log of a Delta table."""
-        return _DELTA_LOG in self.path.split("/")[:-1]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """All files and folders below a folder."""
-
-    files: dict[str, File]
-    """Files by path."""
-    folders: frozenset[str]
-    """Paths of the folders."""
-
-
-@dataclass(frozen=True)
 class Changes:
     """Changes that make the target equal to the source."""
 
@@ -145,124 +115,6 @@ class Changes:
     """Paths of the files that the source lacks."""
     first_deleted: tuple[str, ...]
     """Paths of ``_SUCCESS`` files, deleted first so that no reader takes a changing target for complete."""
-
-
-class Folder(HadoopFolder):
-    """A folder of any Hadoop file system (local, HDFS, S3), with the bytes as they are stored."""
-
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        # Without raw, Hadoop would hide Spark's checksum files, and they would not be copied.
-        super().__init__(spark, path, raw=True)
-        self._checksum_class = jvm(spark).java.util.zip.CRC32C
-        self._checked_class = jvm(spark).java.util.zip.CheckedInputStream
-        self._nothing = jvm(spark).java.io.OutputStream.nullOutputStream()
-        self.given = path
-
-    @property
-    def keeps_times(self) -> bool:
-        """Return whether a program can set the modification time of a file."""
-        return self.scheme in _KEEP_TIMES
-
-    def listing(self) -> Listing:
-        """List the whole tree; the logs of Delta tables are listed before the files that they name."""
-        files: dict[str, File] = {}
-        folders: set[str] = set()
-        for path, status in self._walk(self.root, ""):
-            if status.isDirectory():
-                folders.add(path)
-            else:
-                files[path] = File(path, status.getLen(), status.getModificationTime())
-        return Listing(files, frozenset(folders))
-
-    def current(self, path: str) -> File | None:
-        """Return the current size and time of a file; None if it is absent."""
-        if not self.exists(path):
-            return None
-        status = self.file_system.getFileStatus(self.path(path))
-        return File(path, status.getLen(), status.getModificationTime())
-
-    def inside_a_delta_table(self) -> str | None:
-        """Return the Delta table that contains this folder, or None."""
-        folder = self.root.getParent()
-        while folder is not None:
-            if self.file_system.exists(self._path_class(folder, _DELTA_LOG)):
-                return str(folder.toString())
-            folder = folder.getParent()
-        return None
-
-    def open(self, path: str) -> Any:
-        """Return a stream of a file's bytes, which computes their checksum."""
-        stream = self.file_system.open(self.path(path), _BUFFER_BYTES)
-        return self._checked_class(stream, self._checksum_class())
-
-    def checksum(self, path: str) -> tuple[int, int]:
-        """Return the number of a file's bytes and their CRC-32C."""
-        stream = self.open(path)
-        try:
-            return self._pump(stream, self._nothing)
-        finally:
-            stream.close()
-
-    def has_bytes_of(self, source: Folder, path: str) -> bool:
-        """Return whether the file has the same bytes in this folder and in the source."""
-        ours, theirs = self.open(path), source.open(path)
-        try:
-            return bool(self._io.contentEquals(ours, theirs))
-        finally:
-            ours.close()
-            theirs.close()
-
-    def write(self, path: str, stream: Any) -> tuple[int, int]:
-        """Write a file from a stream; return the number of the stream's bytes and their CRC-32C."""
-        sink = self.file_system.create(self.path(path), True, _BUFFER_BYTES)
-        try:
-            return self._pump(stream, sink)
-        finally:
-            stream.close()
-            sink.close()
-
-    def set_modified_at(self, path: str, milliseconds: int) -> None:
-        """Set the modification time of a file."""
-        self.file_system.setTimes(self.path(path), milliseconds, -1)
-
-    def rename(self, path: str, to: str) -> None:
-        """Rename a file; an existing file of the new name is replaced.
-
-        Raises:
-            JobFailed: the file system refuses the rename.
-        """
-        source, target = self.path(path), self.path(to)
-        # A local rename replaces an existing file in one step; in other file systems it fails.
-        if self.scheme != "file" and self.file_system.exists(target):
-            self.file_system.delete(target, False)
-        if not self.file_system.rename(source, target):
-            raise JobFailed(
-                f"{target} can't be written; if there is a folder of that name, remove it and run again"
-            )
-
-    def make_folder(self, path: str) -> None:
-        """Create a folder and its parents, unless they exist."""
-        self.file_system.mkdirs(self.path(path))
-
-    def _pump(self, source: Any, sink: Any) -> tuple[int, int]:
-        # Pass the buffer's size, not a buffer: py4j would copy a buffer's bytes to Python and back.
-        count = self._io.copy(source, sink, _BUFFER_BYTES)
-        return int(count), int(source.getChecksum().getValue())
-
-    def _walk(self, folder: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        statuses = self.file_system.listStatus(folder)
-        for log in (status for status in statuses if status.getPath().getName() == _DELTA_LOG):
-            yield prefix + _DELTA_LOG, log
-            yield from self._walk(log.getPath(), f"{prefix}{_DELTA_LOG}/")
-            # List the folder again after the log, so that it has all files that the log names.
-            statuses = self.file_system.listStatus(folder)
-        for status in statuses:
-            name = status.getPath().getName()
-            if name == _DELTA_LOG or (name == _STAGING and not prefix):
-                continue
-            yield prefix + name, status
-            if status.isDirectory():
-                yield from self._walk(status.getPath(), f"{prefix}{name}/")
 
 
 # --- changes between two listings -----------------------------------------------------------------------
@@ -313,7 +165,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     for dataset in datasets:
         refuse_sensitive(dataset)
     pairs = [
-        (dataset, _source(spark, dataset.source), Folder(spark, target))
+        (dataset, _source(spark, dataset.source), replica_folder(spark, target))
         for dataset in datasets
         for target in dataset.targets
     ]
@@ -332,7 +184,7 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
 
     Raises:
         DataRefused: the source is empty, the target isn't, and ``allow_empty`` is false.
-        JobFailed: a file kept changing or was deleted during the copy, or its copy has another checksum.
+        JobFailed: a file kept changing or was deleted during the copy, or its copy has other bytes.
     """
     wanted = source.listing()
     present = target.listing() if target.exists() else Listing({}, frozenset())
@@ -352,7 +204,7 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
             wanted, present, [f.path for f, equal in zip(common, same, strict=True) if equal]
         )
 
-        target.delete(_STAGING)
+        target.delete(STAGING)
         for path in changes.first_deleted:
             target.delete(path)
         # A file where the source has a folder, and a folder where it has a file, are deleted before the copies. Other
@@ -373,7 +225,7 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
     for path in sorted(gone):
         if not any(path.startswith(f"{replaced}/") for replaced in in_the_way):
             target.delete(path)
-    target.delete(_STAGING)
+    target.delete(STAGING)
     return {
         "files": len(wanted.files),
         "files_copied": len(copied),
@@ -385,11 +237,11 @@ def replicate(source: Folder, target: Folder, parameters: Parameters) -> dict[st
 
 def _copy(source: Folder, target: Folder, file: File) -> int:
     """Copy one file and return its number of bytes; a file that changes meanwhile is copied again."""
-    staged = f"{_STAGING}/{uuid.uuid4()}"
+    staged = f"{STAGING}/{uuid.uuid4()}"
     for _ in range(_ATTEMPTS):
         try:
-            size, checksum = target.write(staged, source.open(file.path))
-        except Py4JJavaError as failure:
+            size, is_equal = target.take(source, file.path, staged)
+        except (Py4JJavaError, OSError) as failure:
             if source.current(file.path) is None:
                 raise JobFailed(
                     f"{file.path} was deleted from {source.given} while it was copied; run again"
@@ -403,7 +255,7 @@ def _copy(source: Folder, target: Folder, file: File) -> int:
         file = now
     else:
         raise JobFailed(f"{file.path} of {source.given} kept changing while it was copied; run again")
-    if target.checksum(staged) != (size, checksum):
+    if not is_equal:
         raise JobFailed(
             f"the copy of {file.path} in {target.given} has other bytes than the source file; run again"
         )
@@ -417,18 +269,21 @@ def _source(spark: SparkSession, path: str) -> Folder:
     """Return the source's folder.
 
     Raises:
-        WrongUse: the folder is absent.
+        WrongUse: the folder is absent, or it is a file.
         DataRefused: the folder is a part of a Delta table, or a Delta table with files in another folder.
     """
-    folder = Folder(spark, path)
-    if not folder.exists():
+    folder = replica_folder(spark, path)
+    entry = folder.entry()
+    if entry is None:
         raise WrongUse(f"there is no source folder {path}")
+    if not entry.is_folder:
+        raise WrongUse(f"source {path} is a file; pass the folder in which it lies")
     if (table := folder.inside_a_delta_table()) is not None:
         raise DataRefused(
-            f"source {path} is a part of the Delta table {table}, and a copy without {_DELTA_LOG} could not be "
+            f"source {path} is a part of the Delta table {table}, and a copy without {DELTA_LOG} could not be "
             "read; replicate the whole table"
         )
-    if folder.exists(_DELTA_LOG):
+    if folder.exists(DELTA_LOG):
         root = folder.root.toUri().getRawPath().rstrip("/") + "/"
         files = spark.read.format("delta").load(absolute(path)).inputFiles()
         if outside := [file for file in files if root not in file]:

@@ -13,20 +13,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
+from python_jobs.shared.spark.hadoop_files import Entry, HadoopFolder, literal_path
 
 NO_FILE_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of a reader, whatever the session says."""
 
 _SCHEME_AND_HOST = r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?(?=/)"
+# Characters that java.net.URI escapes in a path: it keeps letters of all languages, but no blanks or controls.
+_ESCAPED = re.compile(
+    r"[^A-Za-z0-9_\-!.~'()*;:@&=+$,/\x80-\U0010ffff]|[\x80-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,16 @@ class SourceFile:
     """Relative to the source; the name, if the source is the file."""
     path: str
     """As Hadoop names it."""
-    url_path: str
-    """As Spark's ``_metadata.file_path`` spells it, without scheme and host."""
     size: int
     """Bytes."""
     modified_at: int
     """Milliseconds since 1970."""
+
+    @property
+    def url_path(self) -> str:
+        """Return the path as Spark's ``_metadata.file_path`` spells it, without scheme and host."""
+        path = re.sub(_SCHEME_AND_HOST, "", self.path)
+        return _ESCAPED.sub(lambda character: quote(character[0], safe=""), path)
 
 
 def is_hidden(name: str) -> bool:
@@ -56,38 +66,33 @@ def list_files(folder: HadoopFolder, below: Iterable[str] = ("",)) -> list[Sourc
     Raises:
         WrongUse: Spark can't open a file of this name.
     """
-    prefix = folder.root.toString().rstrip("/") + "/"
-    found = [file for part in below for file in _walk(folder, folder.path(part), prefix)]
+    root, path = folder.entry(), folder.root.toString()
+    if root is not None and not root.is_folder:
+        return [] if is_hidden(root.name) else [_source_file(folder, root.name, path, root)]
+    prefix = path.rstrip("/") + "/"
+    found = [
+        _source_file(folder, relative, prefix + relative, entry)
+        for part in below
+        for relative, entry in folder.files(part, is_hidden)
+    ]
     return sorted(found, key=lambda file: file.file_path)
 
 
 def matching_files(folder: HadoopFolder) -> list[SourceFile]:
     """Return the files under all that the folder's path, taken as a pattern, matches."""
     matches = folder.file_system.globStatus(folder.root) or []
-    return [file for status in matches for file in _walk(folder, status.getPath(), "")]
+    return [file for status in matches for file in list_files(folder.at(status.getPath()))]
 
 
-def _walk(folder: HadoopFolder, path: Any, prefix: str) -> Iterator[SourceFile]:
-    file_system = folder.file_system
-    if not file_system.exists(path):
-        return
-    for status in file_system.listStatus(path):
-        child = status.getPath()
-        if is_hidden(child.getName()):
-            continue
-        if status.isDirectory():
-            yield from _walk(folder, child, prefix)
-            continue
-        name = child.toString()
-        if ":" in child.getName() and folder.scheme == "file":
-            raise WrongUse(f"{name} can't be opened: a local file's name must have no colon; rename it")
-        yield SourceFile(
-            file_path=name.removeprefix(prefix) if name.startswith(prefix) else child.getName(),
-            path=name,
-            url_path=child.toUri().getRawPath(),
-            size=status.getLen(),
-            modified_at=status.getModificationTime(),
-        )
+def _source_file(folder: HadoopFolder, file_path: str, path: str, entry: Entry) -> SourceFile:
+    if folder.local_root is not None:
+        if ":" in entry.name:
+            raise WrongUse(f"{path} can't be opened: a local file's name must have no colon; rename it")
+        # Bytes that are no UTF-8 are half characters in Python's name of the file.
+        if not path.isascii() and re.search("[\ud800-\udfff]", path):
+            name = path.encode(errors="backslashreplace").decode()
+            raise WrongUse(f"{name} can't be opened: a local file's name must be UTF-8; rename it")
+    return SourceFile(file_path, path, entry.size, entry.modified_at)
 
 
 def url_path() -> Any:

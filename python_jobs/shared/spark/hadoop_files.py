@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import errno
+import os
 import re
+import stat
 import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +18,24 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.paths import absolute
-from python_jobs.shared.spark.jvm import hadoop_configuration, jvm
+from python_jobs.shared.spark.jvm import Getter, hadoop_configuration, jvm, text_reader
 
 OBJECT_STORES = {"s3", "s3a", "gs", "abfs", "abfss"}
 """Schemes of the file systems where replacing one object is atomic and a rename is a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or folder, as a listing shows it."""
+
+    name: str
+    """Last part of its path."""
+    is_folder: bool
+    """Whether it is a folder."""
+    size: int
+    """Size in bytes."""
+    modified_at: int
+    """Modification time in milliseconds since 1970."""
 
 
 class HadoopFolder:
@@ -33,8 +54,20 @@ class HadoopFolder:
         """Hadoop's FileSystem object, for operations that this class doesn't have."""
         if raw and self.scheme == "file":
             self.file_system = self.file_system.getRawFileSystem()
-        self.root: Any = self.file_system.makeQualified(given)
+        self._statuses = _Statuses(spark)
+        self._take_root(self.file_system.makeQualified(given))
+
+    def _take_root(self, root: Any) -> None:
+        self.root: Any = root
         """Hadoop's path of the folder."""
+        self.local_root: Path | None = Path(root.toUri().getPath()) if self.scheme == "file" else None
+        """Path of the folder for the operating system; None if the folder is in another file system."""
+
+    def at(self, path: Any) -> HadoopFolder:
+        """Return the folder that a Hadoop path of the same file system names."""
+        other = copy.copy(self)
+        other._take_root(path)
+        return other
 
     @property
     def scheme(self) -> str:
@@ -60,6 +93,57 @@ class HadoopFolder:
     def names(self, relative: str = "") -> list[str]:
         """Return the sorted names of the files and folders directly in a folder; an absent folder has none."""
         return sorted(status.getPath().getName() for status in self.statuses(relative))
+
+    def entry(self, relative: str = "") -> Entry | None:
+        """Return the size and time of a file or folder; None if it is absent. A link counts as its target."""
+        if self.local_root is not None:
+            return _local_entry(self.local_root / relative)
+        if not self.exists(relative):
+            return None
+        status = self.file_system.getFileStatus(self.path(relative))
+        return Entry(
+            status.getPath().getName(), status.isDirectory(), status.getLen(), status.getModificationTime()
+        )
+
+    def entries(self, relative: str = "") -> list[Entry]:
+        """Return all files and folders directly in a folder, in no order; an absent folder has none.
+
+        A link counts as its target; a link without a target is left out. The number of calls to the JVM doesn't depend
+        on the number of files.
+        """
+        if self.local_root is not None:
+            return _local_entries(self.local_root / relative)
+        if not self.exists(relative):
+            return []
+        statuses = self.file_system.listStatusIterator(self.path(relative))
+        return [entry for _, entry in self._statuses.entries(statuses)]
+
+    def files(self, relative: str, is_skipped: Callable[[str], bool]) -> Iterator[tuple[str, Entry]]:
+        """Yield path and entry of each file below a folder; files and folders of a skipped name are left out.
+
+        An object store lists all objects below the folder at once, other file systems folder by folder.
+        """
+        if self.local_root is None and self.scheme in OBJECT_STORES:
+            yield from self._objects(relative, is_skipped)
+            return
+        for entry in self.entries(relative):
+            if is_skipped(entry.name):
+                continue
+            path = f"{relative}/{entry.name}" if relative else entry.name
+            if entry.is_folder:
+                yield from self.files(path, is_skipped)
+            else:
+                yield path, entry
+
+    def _objects(self, relative: str, is_skipped: Callable[[str], bool]) -> Iterator[tuple[str, Entry]]:
+        if not self.exists(relative):
+            return
+        below = self.path(relative).toString().rstrip("/") + "/"
+        objects = self.file_system.listFiles(self.path(relative), True)
+        for path, entry in self._statuses.entries(objects):
+            names = path.removeprefix(below).split("/")
+            if not any(map(is_skipped, names)):
+                yield "/".join([relative, *names] if relative else names), entry
 
     def read(self, relative: str) -> bytes:
         """Return the content of an existing small file."""
@@ -121,6 +205,55 @@ class HadoopFolder:
     def delete(self, relative: str = "") -> None:
         """Delete a file, or a folder with all its files; do nothing if it is absent."""
         self.file_system.delete(self.path(relative), True)
+
+
+def _local_entries(path: Path) -> list[Entry]:
+    try:
+        with os.scandir(path) as found:
+            entries = [_local_entry(entry) for entry in found]
+    except FileNotFoundError:
+        return []
+    return [entry for entry in entries if entry is not None]
+
+
+def _local_entry(path: Path | os.DirEntry[str]) -> Entry | None:
+    try:
+        status = path.stat()
+    except OSError as failure:
+        if failure.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    is_folder = stat.S_ISDIR(status.st_mode)
+    return Entry(path.name, is_folder, status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+class _Statuses:
+    """Reader of Hadoop's FileStatus objects: each field of all objects is one call to the JVM."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def entries(self, statuses: Any) -> list[tuple[str, Entry]]:
+        """Return path and entry of each status of a Hadoop iterator."""
+        lists = jvm(self._spark).org.apache.hadoop.util.functional.RemoteIterators
+        found = lists.toList(statuses)
+        fields = (read(found) for read in self._readers)
+        return [
+            (path, Entry(path.rsplit("/", 1)[-1], is_folder == "true", int(size), int(modified_at)))
+            for path, is_folder, size, modified_at in zip(*fields, strict=True)
+        ]
+
+    @cached_property
+    def _readers(self) -> list[Callable[[Any], list[str]]]:
+        status, path = "org.apache.hadoop.fs.FileStatus", "org.apache.hadoop.fs.Path"
+        path_text = [Getter(status, "getPath", path), Getter(path, "toString", "java.lang.String")]
+        fields = [
+            path_text,
+            [Getter(status, "isDirectory", "boolean")],
+            [Getter(status, "getLen", "long")],
+            [Getter(status, "getModificationTime", "long")],
+        ]
+        return [text_reader(self._spark, *getters) for getters in fields]
 
 
 def literal_path(path: str) -> str:

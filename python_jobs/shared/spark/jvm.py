@@ -6,6 +6,8 @@ Spark Connect doesn't have these attributes, so jobs need a classic session.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -58,6 +60,53 @@ def java_array(spark: SparkSession, kind: Any, *items: Any) -> Any:
     for position, item in enumerate(items):
         array[position] = item
     return array
+
+
+@dataclass(frozen=True)
+class Getter:
+    """A method without arguments of a Java class."""
+
+    of: str
+    """Name of the class."""
+    name: str
+    """Name of the method."""
+    returns: str
+    """Class that the method returns, or ``boolean`` or ``long``."""
+
+
+def text_reader(spark: SparkSession, first: Getter, *others: Getter) -> Callable[[Any], list[str]]:
+    """Return a function that calls the getters, each on the result of the one before, on each object of a Java list.
+
+    The function returns the results as texts in a few calls to the JVM, however long the list is.
+    """
+    java = jvm(spark).java
+    handles, texts = java.lang.invoke.MethodHandles, java.lang.Class.forName("java.lang.String")
+
+    def class_of(name: str) -> Any:
+        primitives = {"boolean": java.lang.Boolean, "long": java.lang.Long}
+        return primitives[name].TYPE if name in primitives else java.lang.Class.forName(name)
+
+    def handle(getter: Getter) -> Any:
+        kind = java.lang.invoke.MethodType.methodType(class_of(getter.returns))
+        return handles.publicLookup().findVirtual(class_of(getter.of), getter.name, kind)
+
+    read = handle(first)
+    for getter in others:
+        read = handles.filterReturnValue(read, handle(getter))
+    returns = (others or [first])[-1].returns
+    if returns != "java.lang.String":
+        kind = java.lang.invoke.MethodType.methodType(texts, class_of(returns))
+        read = handles.filterReturnValue(read, handles.publicLookup().findStatic(texts, "valueOf", kind))
+    operator = java.lang.Class.forName("java.util.function.UnaryOperator")
+    read = java.lang.invoke.MethodHandleProxies.asInterfaceInstance(operator, read)
+
+    def texts_of(objects: Any) -> list[str]:
+        # py4j would send the objects one by one; one text with all of them is one message.
+        found = java.util.ArrayList(objects)
+        found.replaceAll(read)
+        return java.lang.String.join("\0", found).split("\0") if found.size() else []
+
+    return texts_of
 
 
 def analyzed_plan(rows: DataFrame) -> Any:

@@ -6,6 +6,7 @@ import bz2
 import datetime as dt
 import gzip
 import json
+import os
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -19,7 +20,9 @@ from python_jobs.idempotency import data_overwrite
 from python_jobs.ingestion import full_loader, incremental_loader, transformation_replicator
 from python_jobs.quality import audit_files
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.files.file_sets import list_files, read_lines, url_path
 from python_jobs.shared.files.sources import parse_schema, read_files, source_files, with_schema
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import unreadable_files_refused
 from tests.support.rows import assert_rows
 
@@ -101,6 +104,25 @@ def test_a_colon_in_a_local_name_is_refused(spark: SparkSession, tmp_path: Path)
     with pytest.raises(WrongUse, match=r"12:00\.json can't be opened: .* must have no colon; rename it"):
         rows(spark, Source(land(tmp_path, {"12:00.json": A})))
     assert rows(spark, Source(land(tmp_path / "10:00", {"a.json": A}))) == [("a", "1")]
+
+
+def test_a_file_is_named_as_spark_names_it(spark: SparkSession, tmp_path: Path) -> None:
+    blanks = [chr(code) for code in (0x20, 0x7F, 0x80, 0xA0, 0x1680, 0x2003, 0x2028, 0x202F, 0x3000)]
+    signs = "!\"#$%&'()*+,-.;<=>?@[\\]^_`{|}~"
+    names = [*ODD_NAMES, *(f"a{sign}b" for sign in [*signs, *blanks, "\u00ad", "é", "e\u0301", "🦆"])]
+    land(tmp_path / "x y=1", dict.fromkeys(names, "line\n"))
+    files = list_files(HadoopFolder(spark, str(tmp_path)))
+    assert [file.file_path for file in files] == sorted(f"x y=1/{name}" for name in names)
+    read = read_lines(spark, files).select(url_path().alias("file"))
+    assert_rows(read, [(file.url_path,) for file in files])
+
+
+def test_a_local_name_that_is_no_text_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    land(tmp_path, {"a.json": A, os.fsdecode(b"_hidden-\xe9.json"): B})
+    assert rows(spark, Source(str(tmp_path))) == [("a", "1")]
+    land(tmp_path, {os.fsdecode(b"latin-\xe9.json"): B})
+    with pytest.raises(WrongUse, match=r"latin-\\udce9\.json can't be opened: .* must be UTF-8; rename it"):
+        rows(spark, Source(str(tmp_path)))
 
 
 def test_hidden_files_are_none(spark: SparkSession, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from python_jobs.ingestion import incremental_loader
 from python_jobs.ingestion.incremental_loader import LandingFile, Parameters, assign_load_ids, run
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
-from python_jobs.shared.files import file_sets
+from python_jobs.shared.spark.hadoop_files import Entry, HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
@@ -133,14 +133,14 @@ def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Load
 def _listed_folders() -> Iterator[list[str]]:
     """Collect the folders whose files the loader lists meanwhile."""
     listed: list[str] = []
-    walk = file_sets._walk
+    files = HadoopFolder.files
 
-    def recording(landing: Any, folder: Any, prefix: str) -> Iterator[file_sets.SourceFile]:
-        listed.append(folder.toString().removeprefix(prefix))
-        return walk(landing, folder, prefix)
+    def recording(folder: Any, relative: str, is_skipped: Any) -> Iterator[tuple[str, Entry]]:
+        listed.append(relative)
+        return files(folder, relative, is_skipped)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_sets, "_walk", recording)
+        patch.setattr(HadoopFolder, "files", recording)
         yield listed
 
 
@@ -243,7 +243,7 @@ def test_a_load_is_one_commit(loads: Loads) -> None:
 
 
 def _file(name: str) -> LandingFile:
-    return LandingFile(file_path=name, path=name, url_path=name, size=1, modified_at=1)
+    return LandingFile(file_path=name, path=name, size=1, modified_at=1)
 
 
 def test_load_ids_do_not_depend_on_the_order_in_which_hours_are_loaded() -> None:
@@ -268,6 +268,64 @@ def test_a_partition_takes_a_million_loads_less_one() -> None:
     found = [assign_load_ids([file], {file.ordinal: number})[file] for number in numbers]
     assert found == [2024030110999, 2024030110001000, 2024030110001001, 2024030110999999]
     assert assign_load_ids([file, other], {file.ordinal: 2024030110999999}) == {other: 2024030111001}
+
+
+def test_a_partition_with_999_loads_by_the_first_numbers_takes_more(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table whose partition is full by the numbers of three digits, as a load a minute fills it by 16:39."""
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.land(f"{HOUR_10}/b.json", "b\n")
+    feed.land(f"{HOUR_11}/c.json", "c\n")
+    with monkeypatch.context() as first:
+        numbers = {10: 2024030110999, 11: 2024030111001}
+        first.setattr(
+            incremental_loader,
+            "assign_load_ids",
+            lambda files, _: {f: numbers[f.partition["hour"]] for f in files},
+        )
+        feed.load()
+    for content in ("a corrected\n", "a corrected again\n"):
+        feed.land(f"{HOUR_10}/a.json", content)
+        assert feed.load(**WINDOW_10)["files_changed"] == 1
+    assert feed.load(**WINDOW_10)["files_skipped"] == 2
+    assert feed.load()["files_skipped"] == 3
+    assert_rows(
+        feed.bronze().select("payload", "load_id"),
+        [
+            ("a", 2024030110999),
+            ("b", 2024030110999),
+            ("a corrected", 2024030110001000),
+            ("a corrected again", 2024030110001001),
+            ("c", 2024030111001),
+        ],
+    )
+
+
+def test_a_run_collects_what_is_new_and_not_the_ledger(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"date=2024-03-{day:02d}/hour=10/{number}.json" for day in range(1, 11) for number in range(5)]
+    for name in names:
+        feed.land(name, f"{name}\n")
+    feed.load()
+    collected: list[int] = []
+    frame: Any = type(feed.bronze())
+    collect = frame.collect
+
+    def counting(rows: DataFrame) -> Any:
+        found = collect(rows)
+        collected.append(len(found))
+        return found
+
+    monkeypatch.setattr(frame, "collect", counting)
+    feed.land(f"{HOUR_10}/new.json", "new\n")
+    feed.land(names[0], "changed!\n")
+    report = feed.load()
+    assert (report["files_new"], report["files_changed"], report["files_skipped"]) == (1, 1, 49)
+    assert max(collected) <= 2, "the files that are new, the partitions that they are in and the other ones"
+    for name in names[:20]:
+        feed.land(name, "changed again\n")
+    assert feed.load()["files_changed"] == 20
+    assert max(collected) == 20
 
 
 def test_a_partition_without_numbers_left_is_refused_alone(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import shlex
 import sys
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,12 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from python_jobs.ingestion import passthrough_replicator
-from python_jobs.ingestion.passthrough_replicator import Folder, Parameters, run
+from python_jobs.ingestion import replica_folders
+from python_jobs.ingestion.passthrough_replicator import Parameters, run
+from python_jobs.ingestion.replica_folders import Folder, LocalFolder
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.spark.job import job_outcome
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
@@ -51,6 +56,8 @@ class Environments:
 
     spark: SparkSession
     root: Path
+    is_local: bool = True
+    """False reaches both folders by Hadoop, as mounts of a ViewFS."""
 
     @property
     def production(self) -> Path:
@@ -66,8 +73,21 @@ class Environments:
     def replicate(self, **parameters: Any) -> dict[str, Any]:
         """Replicate the whole folder; return the report of this one target."""
         paths = {"source": str(self.production), "target": str(self.staging)}
+        if not self.is_local:
+            paths = self.mounted()
         (report,) = run(self.spark, Parameters(**(paths | parameters)))["replicated"]
         return report
+
+    def mounted(self) -> dict[str, str]:
+        """Return URIs of both folders in a ViewFS, whose renames refuse a file that is in the way."""
+        configuration = self.spark._jsc.hadoopConfiguration()
+        uris = {}
+        for role, folder in (("source", self.production.parent), ("target", self.staging.parent)):
+            folder.mkdir(parents=True, exist_ok=True)
+            mount = f"m{uuid.uuid4().hex}"  # Hadoop keeps the file system of a name that it has seen
+            configuration.set(f"fs.viewfs.mounttable.{mount}.link./data", f"file://{folder}")
+            uris[role] = f"viewfs://{mount}/data/devices"
+        return uris
 
 
 def put(path: Path, content: bytes, modified_at: int = 1_709_290_800) -> None:
@@ -94,6 +114,11 @@ def inodes(folder: Path) -> dict[str, tuple[int, int]]:
 @pytest.fixture
 def environments(spark: SparkSession, tmp_path: Path) -> Environments:
     return Environments(spark, tmp_path)
+
+
+@pytest.fixture(params=[True, False], ids=["local", "viewfs"])
+def everywhere(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Environments:
+    return Environments(spark, tmp_path, request.param)
 
 
 @pytest.fixture
@@ -176,7 +201,7 @@ def test_content_is_compared_where_size_and_time_deceive(environments: Environme
 def test_where_times_are_not_kept_a_newer_source_is_copied(
     environments: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passthrough_replicator, "_KEEP_TIMES", frozenset())
+    monkeypatch.setattr(replica_folders, "_KEEP_TIMES", frozenset())
     environments.put("a.json", b"one")
     environments.replicate()
     assert environments.replicate()["files_copied"] == 0
@@ -187,87 +212,162 @@ def test_where_times_are_not_kept_a_newer_source_is_copied(
 def test_folders_of_any_hadoop_file_system(environments: Environments) -> None:
     """Mounts of a ViewFS stand for production and staging; its renames refuse a file that is in the way."""
     environments.put(f"{DAY_1}/a.json", b"a")
-    configuration = environments.spark._jsc.hadoopConfiguration()
-    for mount, folder in (
-        ("production", environments.production.parent),
-        ("staging", environments.root / "s"),
-    ):
-        folder.mkdir(exist_ok=True)
-        configuration.set(f"fs.viewfs.mounttable.{mount}.link./data", f"file://{folder}")
-    uris = {"source": "viewfs://production/data/devices", "target": "viewfs://staging/data/devices"}
+    uris = environments.mounted()
     environments.replicate(**uris)
     environments.put(f"{DAY_1}/a.json", b"changed")
     assert environments.replicate(**uris)["files_copied"] == 1
-    staging = tree(environments.root / "s" / "devices")
     # Hadoop's own checksum files belong to the local folder that is mounted.
-    assert {name: entry for name, entry in staging.items() if not name.endswith(".crc")} == tree(
-        environments.production
-    )
+    assert without_checksums(environments.staging) == tree(environments.production)
     uris = {"source": f"file://{environments.production}", "target": f"file://{environments.staging}"}
     environments.replicate(**uris)
     assert tree(environments.staging) == tree(environments.production)
+    environments.put(f"{DAY_1}/a.json", b"from here to there")
+    environments.replicate(source=str(environments.production), target=environments.mounted()["target"])
+    assert without_checksums(environments.staging) == tree(environments.production)
+
+
+def without_checksums(folder: Path) -> dict[str, tuple[bytes, int] | None]:
+    return {name: entry for name, entry in tree(folder).items() if not name.endswith(".crc")}
+
+
+def when_copied(
+    monkeypatch: pytest.MonkeyPatch, environments: Environments, do: Callable[[str], None]
+) -> None:
+    """Call ``do`` with the path of each file between its copy and its name's change."""
+    kind = LocalFolder if environments.is_local else Folder
+    take = kind.take
+
+    def watched(folder: Any, source: Folder, path: str, staged: str) -> tuple[int, bool]:
+        taken = take(folder, source, path, staged)
+        do(path)
+        return taken
+
+    monkeypatch.setattr(kind, "take", watched)
 
 
 def test_a_file_is_whole_or_absent_and_success_comes_last(
-    environments: Environments, monkeypatch: pytest.MonkeyPatch
+    everywhere: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a.json", "b.json", "_SUCCESS"):
-        environments.put(name, name.encode())
-    environments.replicate()
-    environments.put("b.json", b"b of the next day", 1_709_294_400)
+        everywhere.put(name, name.encode())
+    everywhere.replicate()
+    everywhere.put("b.json", b"b of the next day", 1_709_294_400)
     seen: list[set[str]] = []
-    write = Folder.write
 
-    def watched(folder: Folder, path: str, stream: Any) -> Any:
-        written = write(folder, path, stream)
-        seen.append({f"{p.name}:{p.read_bytes().decode()}" for p in environments.staging.glob("[!.]*")})
-        return written
+    def look(_: str) -> None:
+        seen.append({f"{p.name}:{p.read_bytes().decode()}" for p in everywhere.staging.glob("[!.]*")})
 
-    monkeypatch.setattr(Folder, "write", watched)
-    environments.replicate(threads=1)
+    when_copied(monkeypatch, everywhere, look)
+    everywhere.replicate(threads=1)
     assert seen == [
         {"a.json:a.json", "b.json:b.json"},
         {"a.json:a.json", "b.json:b of the next day"},
     ]
-    assert tree(environments.staging) == tree(environments.production)
+    assert without_checksums(everywhere.staging) == tree(everywhere.production)
 
 
 def test_a_copy_with_other_bytes_is_not_published(
-    environments: Environments, monkeypatch: pytest.MonkeyPatch
+    everywhere: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environments.put("a.json", b"right")
-    monkeypatch.setattr(Folder, "checksum", lambda *_: (5, 0))
+    everywhere.put("a.json", b"right")
+    monkeypatch.setattr(replica_folders, "copy_bytes", lambda _, target: target.write(b"wrong"))
+    monkeypatch.setattr(Folder, "_checksum", lambda *_: (5, 0))
     with pytest.raises(JobFailed, match=r"the copy of a\.json .* has other bytes"):
-        environments.replicate()
-    assert not (environments.staging / "a.json").exists()
+        everywhere.replicate()
+    assert not (everywhere.staging / "a.json").exists()
+
+
+@pytest.mark.parametrize("kernel", ["copies", "copies half", "refuses", "is another"])
+def test_bytes_are_copied_whatever_the_kernel_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    content = os.urandom(3_000_001)
+    put(tmp_path / "source", content)
+    copy_file_range = os.copy_file_range
+    calls: list[int] = []
+
+    def limited(source: int, target: int, _: int) -> int:
+        calls.append(source)
+        if kernel == "refuses" or (kernel == "copies half" and len(calls) > 1):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return copy_file_range(source, target, 1_500_000)
+
+    if kernel == "is another":
+        monkeypatch.delattr(os, "copy_file_range")
+    else:
+        monkeypatch.setattr(os, "copy_file_range", limited)
+    with (tmp_path / "source").open("rb", 0) as source, (tmp_path / "target").open("w+b", 0) as target:
+        replica_folders.copy_bytes(source, target)
+        assert replica_folders.same_bytes(source, target)
+        assert (tmp_path / "target").read_bytes() == content
+        for other in (content[:-1], content + b"!", content[:-1] + bytes([content[-1] ^ 1])):
+            put(tmp_path / "other", other)
+            with (tmp_path / "other").open("rb", 0) as another:
+                assert not replica_folders.same_bytes(source, another)
+    assert len(calls) == {"copies": 4, "copies half": 2, "refuses": 1, "is another": 0}[kernel]
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["changes", "goes away"])
 def test_a_source_that_moves_while_it_is_copied(
-    environments: Environments, monkeypatch: pytest.MonkeyPatch, stays: bool
+    everywhere: Environments, monkeypatch: pytest.MonkeyPatch, stays: bool
 ) -> None:
-    environments.put("a.json", b"one")
-    write, writes = Folder.write, []
+    everywhere.put("a.json", b"one")
+    copied: list[str] = []
 
-    def moving(folder: Folder, path: str, stream: Any) -> Any:
-        written = write(folder, path, stream)
-        if not writes:
-            environments.put("a.json", b"two!", 1_709_294_400)
+    def move(path: str) -> None:
+        if not copied:
+            everywhere.put("a.json", b"two!", 1_709_294_400)
         if not stays:
-            (environments.production / "a.json").unlink()
-        writes.append(path)
-        return written
+            (everywhere.production / "a.json").unlink()
+        copied.append(path)
 
-    monkeypatch.setattr(Folder, "write", moving)
+    when_copied(monkeypatch, everywhere, move)
     if stays:
-        environments.replicate()
-        assert tree(environments.staging) == tree(environments.production)
+        everywhere.replicate()
+        assert without_checksums(everywhere.staging) == tree(everywhere.production)
     else:
         with pytest.raises(JobFailed, match="was deleted from"):
-            environments.replicate()
-        assert tree(environments.staging).keys() <= {".passthrough_replicator"} | {
-            name for name in tree(environments.staging) if name.startswith(".passthrough_replicator/")
-        }
+            everywhere.replicate()
+        assert {path.name for path in everywhere.staging.iterdir()} == {".passthrough_replicator"}
+
+
+def test_a_link_is_copied_as_its_target(environments: Environments) -> None:
+    environments.put("a.json", b"a")
+    elsewhere = environments.root / "elsewhere"
+    put(elsewhere / "b.json", b"b")
+    for name, target in (
+        ("file", elsewhere / "b.json"),
+        ("folder", elsewhere),
+        ("nowhere", Path("/no/file")),
+    ):
+        (environments.production / name).symlink_to(target)
+    environments.replicate()
+    assert {name: entry and entry[0] for name, entry in tree(environments.staging).items()} == {
+        "a.json": b"a", "file": b"b", "folder": None, "folder/b.json": b"b"
+    }  # fmt: skip
+    assert not any(path.is_symlink() for path in environments.staging.iterdir())
+    assert environments.replicate()["files_copied"] == 0
+
+
+def test_a_name_that_is_no_text_is_kept(environments: Environments) -> None:
+    name = os.fsdecode(b"latin-\xe9.json")
+    environments.put(name, b"a")
+    environments.replicate()
+    assert [os.fsencode(path.name) for path in environments.staging.iterdir()] == [b"latin-\xe9.json"]
+    (environments.production / name).unlink()
+    environments.put("b.json", b"b")
+    environments.replicate()
+    assert [path.name for path in environments.staging.iterdir()] == ["b.json"]
+
+
+def test_a_folder_that_may_not_be_written_is_one_sentence(environments: Environments) -> None:
+    def refused(_: SparkSession, parameters: Parameters) -> dict[str, Any]:
+        raise PermissionError(errno.EACCES, "Permission denied", parameters.target)
+
+    outcome = job_outcome(
+        lambda: environments.spark, Parameters, refused, ["--source", "/a", "--target", "/no/rights"]
+    )
+    assert outcome == (1, None)
 
 
 def test_an_empty_source_empties_nothing_unless_it_may(environments: Environments) -> None:
@@ -281,17 +381,17 @@ def test_an_empty_source_empties_nothing_unless_it_may(environments: Environment
     assert tree(environments.staging) == {}
 
 
-def test_a_file_and_a_folder_change_places(environments: Environments) -> None:
-    environments.put("a", b"file")
-    environments.put("b/c", b"in a folder")
-    environments.replicate()
-    (environments.production / "a").unlink()
-    (environments.production / "b" / "c").unlink()
-    (environments.production / "b").rmdir()
-    environments.put("a/x", b"in a folder")
-    environments.put("b", b"file")
-    environments.replicate()
-    assert tree(environments.staging) == tree(environments.production)
+def test_a_file_and_a_folder_change_places(everywhere: Environments) -> None:
+    everywhere.put("a", b"file")
+    everywhere.put("b/c", b"in a folder")
+    everywhere.replicate()
+    (everywhere.production / "a").unlink()
+    (everywhere.production / "b" / "c").unlink()
+    (everywhere.production / "b").rmdir()
+    everywhere.put("a/x", b"in a folder")
+    everywhere.put("b", b"file")
+    everywhere.replicate()
+    assert without_checksums(everywhere.staging) == tree(everywhere.production)
 
 
 def test_a_delta_table_keeps_its_history(environments: Environments, spark: SparkSession) -> None:
@@ -326,9 +426,9 @@ def test_a_delta_table_is_copied_as_a_version_it_had(
     spark.range(1).write.format("delta").save(production)
     walk, commits = Folder._walk, []
 
-    def committing(folder: Folder, path: Any, prefix: str) -> Any:
-        entries = walk(folder, path, prefix)
-        if prefix == "_delta_log/" and folder.given == production and not commits:
+    def committing(folder: Folder, path: str) -> Any:
+        entries = walk(folder, path)
+        if path == "_delta_log" and folder.given == production and not commits:
             if commit_comes == "after the log is listed":
                 entries = iter(list(entries))
             commits.append(1)
@@ -425,6 +525,8 @@ def test_wrong_parameters_are_refused(environments: Environments) -> None:
     with pytest.raises(WrongUse, match="there is no source folder"):
         environments.replicate()
     environments.put("a", b"")
+    with pytest.raises(WrongUse, match="is a file; pass the folder in which it lies"):
+        environments.replicate(source=f"{environments.production}/a")
     with pytest.raises(WrongUse, match="must not lie in one another"):
         environments.replicate(target=f"{environments.production}/copy")
     assert not (environments.root / "staging").exists()
