@@ -6,7 +6,8 @@
 All steps run in one Spark session of this process; with ``--separate`` each runs as a process, as an orchestrator
 would run it.
 
-A rerun changes nothing. A later run reads only new and changed landing files.
+A rerun changes nothing. A later run reads only new and changed landing files, and builds only what depends on them: if
+no table has changed since the last complete run, dbt has nothing to do. `dbt build` builds everything.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import filelock
 from jsonargparse import auto_cli
 from tabulate import tabulate
 
+from case_study.last_run import News
 from case_study.main_job import FEEDS, REPORT, Step, generator_step, main_job
 from case_study.runners import ROOT, OneSession, Runner, as_process
 from case_study.sources import played_sources
@@ -77,16 +79,19 @@ def main(
         if input:
             feeds = present_feeds(landing)
         with only_run(Path(lakehouse)):
+            news = News(Path(lakehouse), ROOT, target)
             run = as_process if separate else OneSession.opened_by_dbt(target, master)
             if not input:
                 generate(landing, visits, run)
                 feeds = present_feeds(landing)
             if source == "kafka":
-                seconds, report, feeds = run_from_kafka(lakehouse, landing, feeds, target, master, run)
+                seconds, report, feeds = run_from_kafka(lakehouse, landing, feeds, target, master, run, news)
             else:
                 steps = main_job(lakehouse, landing, feeds, target=target, master=master)
-                seconds, report = run_steps(steps, run)
-            summarise(seconds, report, [feed for feed in FEEDS if feed not in feeds])
+                seconds, report = run_steps(steps, run, news)
+            absent = [feed for feed in FEEDS if feed not in feeds]
+            summarise(seconds, report or news.last.report, absent, news.last.seconds)
+            news.save(report, seconds)
     except ServiceFailed as failure:
         print(failure, file=sys.stderr)
         return 1
@@ -160,7 +165,7 @@ def generate(landing: Path, visits: int, run: Runner) -> None:
 
 
 def run_from_kafka(
-    lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None, run: Runner
+    lakehouse: str, landing: Path, feeds: list[str], target: str, master: str | None, run: Runner, news: News
 ) -> tuple[dict[str, float], dict[str, Any], list[str]]:
     """Play the landing folder's feeds into services and run the main job on these services.
 
@@ -175,20 +180,31 @@ def run_from_kafka(
         steps = main_job(
             lakehouse, landing, feeds, target=target, master=master, bootstrap_servers=bootstrap_servers
         )
-        return *run_steps(steps, run), feeds
+        return *run_steps(steps, run, news), feeds
 
 
-def run_steps(steps: list[Step], run: Runner) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run the steps in order; return the seconds of each step and the report of the last step.
+def run_steps(
+    steps: list[Step], run: Runner, news: News | None = None
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Run the steps in order; return the seconds of each step that ran, and the report of the last step.
+
+    Args:
+        steps: the steps.
+        run: how a step runs.
+        news: what says that a step has nothing to do; by default each step runs.
 
     Raises:
         DemoFailed: a step failed.
     """
     seconds: dict[str, float] = {}
     report: dict[str, Any] = {}
-    for number, step in enumerate(steps, start=1):
+    for number, planned in enumerate(steps, start=1):
         elapsed = sum(seconds.values())
         print(f"\nstep {number} of {len(steps)}, after {elapsed:.0f} s", flush=True)
+        step = news.needed(planned) if news else planned
+        if step is None:
+            print(f"{planned.name}: no table has changed since the last complete run", flush=True)
+            continue
         print(f"$ {shlex.join(step.command)}", flush=True)
         started = time.monotonic()
         outcome = run(step)
@@ -207,13 +223,17 @@ def run_steps(steps: list[Step], run: Runner) -> tuple[dict[str, float], dict[st
     return seconds, report
 
 
-def summarise(seconds: dict[str, float], report: dict[str, Any], absent: list[str]) -> None:
-    """Print the numbers of read, kept and rejected lines, the published tables, the step times and further commands."""
+def summarise(
+    seconds: dict[str, float], report: dict[str, Any], absent: list[str], last_seconds: dict[str, float]
+) -> None:
+    """Print the report's numbers, the steps' times beside those of the last complete run, and further commands."""
     if report:
         for table in ("lines", "delays", "tables"):
             print("\n" + tabulate(report[table], headers="keys", tablefmt="simple"))
-    times = [*seconds.items(), ("total", sum(seconds.values()))]
-    print("\n" + tabulate(times, headers=["step", "seconds"], tablefmt="simple", floatfmt=".1f"))
+    times = [(step, seconds.get(step), last_seconds.get(step)) for step in {**last_seconds, **seconds}]
+    times.append(("total", sum(seconds.values()), sum(last_seconds.values()) if last_seconds else None))
+    headers = ["step", "seconds", "last run"]
+    print("\n" + tabulate(times, headers=headers, tablefmt="simple", floatfmt=".1f", missingval="-"))
     if absent:
         print(f"\nnot in the input: {', '.join(absent)}; the tables made from these feeds got no rows")
     # Commands that the user types need the environment variables that the demo has set for its steps.

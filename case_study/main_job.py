@@ -18,7 +18,9 @@ KAFKA_FEEDS = {
     "visits": ("bronze_visits", "visits_records"),
     "user_changes": ("bronze_users_records", "users_records"),
 }
-REPORT = "report"
+BUILD, REPORT = "dbt build", "report"
+# Tables below silver/ that a job writes: to dbt they are sources, as all of bronze.
+SOURCES = ("silver/silver_visits_parsed", "silver/silver_visits_dead_letter")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Step:
     """Command, as typed in the repository root."""
     when_refused: str = ""
     """Advice for the user if the step ends with exit code 3 (data refused)."""
+    tables: tuple[str, ...] = ()
+    """Tables below the lakehouse that the step reads and writes: while they are those of the last complete run, it has
+    nothing to do. Empty: it reads something else too."""
 
 
 def submit(name: str, job: str, master: str | None = None, **parameters: object) -> Step:
@@ -104,7 +109,7 @@ def main_job(
     ]
     if "visits" in feeds:
         steps.append(_parse_step(lakehouse, master))
-    steps.append(Step("dbt build", ("dbt", "build", "--target", target)))
+    steps.append(Step(BUILD, ("dbt", "build", "--target", target)))
     if "visits" in feeds:
         steps.append(submit(REPORT, "case_study/visits_report", master, lakehouse=lakehouse))
     return steps
@@ -125,6 +130,7 @@ def _parse_step(lakehouse: str, master: str | None) -> Step:
     accepting = "`" + shlex.join((*step.command, "--max_bad_share", "1")) + "`"
     return replace(
         step,
+        tables=("bronze/bronze_visits", *SOURCES),
         when_refused="correct the file if you can, or make the refused lines dead letters with "
         f"{accepting}, then run the main job again",
     )

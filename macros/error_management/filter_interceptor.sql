@@ -149,57 +149,76 @@ from (
 {#- A count that is NaN or infinite makes the newest run a rise, and an earlier run none of the baseline. -#}
 with runs as (
     select
-        *,
-        bool_and({{ is_counted }}) over (partition by run_at, run_id) as is_counted,
-        dense_rank() over (order by run_at desc, run_id desc) as age
+        run_at,
+        run_id,
+        bool_and({{ is_counted }}) as is_counted
     from {{ statistics }}
     where input_rows > 0
+    group by run_at, run_id
+),
+
+newest as (
+    select max(struct(run_at, run_id)) as run from runs
+),
+
+compared_runs as (
+    select
+        runs.*,
+        struct(runs.run_at, runs.run_id) <=> newest.run as is_newest
+    from runs
+    cross join newest
+    where runs.is_counted or struct(runs.run_at, runs.run_id) <=> newest.run
+    order by runs.run_at desc, runs.run_id desc
+    limit {{ baseline_runs | int + 1 }}
 ),
 
 shares as (
     select
-        condition_name,
-        position,
+        counts.condition_name,
+        counts.position,
+        compared_runs.is_newest,
         case
-            when is_counted then coalesce(try_divide(rejected_rows, input_rows), 0)
+            when compared_runs.is_counted then coalesce(try_divide(counts.rejected_rows, counts.input_rows), 0)
             else try_cast('NaN' as double)
-        end as share,
-        dense_rank() over (order by run_at desc, run_id desc) as age
-    from runs
-    where is_counted or age = 1
+        end as share
+    from {{ statistics }} as counts
+    inner join compared_runs
+        on counts.run_at <=> compared_runs.run_at
+        and counts.run_id <=> compared_runs.run_id
+    where counts.input_rows > 0
 ),
 
 rises as (
     select
         condition_name,
         min(position) as position,
-        sum(case when age = 1 then share else 0 end) as share,
-        coalesce(avg(case when age > 1 then share end), 0) as baseline_share,
-        count(case when age > 1 then 1 end) as baseline_runs
+        sum(case when is_newest then share else 0 end) as share,
+        coalesce(avg(case when not is_newest then share end), 0) as baseline_share,
+        count(case when not is_newest then 1 end) as baseline_runs
     from shares
-    where age <= {{ baseline_runs + 1 }}
     group by condition_name
 ),
 
+{#- An aggregation without groups, because a window without a partition moves all rows to one task and warns of it. -#}
 totals as (
     select
-        *,
-        sum(share) over () as rejected_share,
-        sum(baseline_share) over () as baseline_rejected_share,
-        max(baseline_runs) over () as runs,
-        row_number() over (order by share - baseline_share desc, position asc, condition_name asc) as rank
+        min_by(
+            struct(condition_name, share, baseline_share),
+            struct(not isnan(share - baseline_share), baseline_share - share, position, condition_name)
+        ) as largest,
+        sum(share) as rejected_share,
+        sum(baseline_share) as baseline_rejected_share,
+        max(baseline_runs) as runs
     from rises
 )
 
 -- one row that names the condition with the largest rise
 select
-    condition_name,
-    share,
-    baseline_share,
+    largest.condition_name,
+    largest.share,
+    largest.baseline_share,
     rejected_share,
     baseline_rejected_share
 from totals
-where
-    rank = 1
-    and (isnan(rejected_share) or (runs > 0 and rejected_share - baseline_rejected_share > {{ max_rise }}))
+where isnan(rejected_share) or (runs > 0 and rejected_share - baseline_rejected_share > {{ max_rise }})
 {%- endmacro %}

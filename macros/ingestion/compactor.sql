@@ -32,6 +32,9 @@
         {%- do vacuums.update({
             name: lakehouse_patterns.compactor_vacuum(policy.relation, retention_hours, allow_unsafe_retention)
         }) -%}
+        {%- if vacuum and retention_hours is not none -%}
+            {%- do lakehouse_patterns.require_no_retention(policy.relation, 'retention_hours 0') -%}
+        {%- endif -%}
     {%- endfor -%}
     {%- for name, statement in vacuums.items() -%}
         {%- set policy = policies[name] -%}
@@ -40,7 +43,7 @@
             {%- do run_query(optimize) -%}
         {%- endif -%}
         {%- if vacuum -%}
-            {%- do lakehouse_patterns._compactor_run_vacuum(statement, allow_unsafe_retention) -%}
+            {%- do run_query(statement) -%}
         {%- endif -%}
         {%- do log(name ~ ': ' ~ (optimize or 'not worth it') ~ ('; ' ~ statement if vacuum else ''), info=true) -%}
     {%- endfor -%}
@@ -134,16 +137,4 @@
         {{ return(lakehouse_patterns.compactor_optimize(relation, options.where)) }}
     {%- endif -%}
     {{ return('') }}
-{% endmacro %}
-
-{% macro _compactor_run_vacuum(statement, allow_unsafe_retention) %}
-    {#- Delta's own check of the retention is off for this statement only. -#}
-    {%- set check = 'spark.databricks.delta.retentionDurationCheck.enabled' -%}
-    {%- if allow_unsafe_retention -%}
-        {%- do run_query('set ' ~ check ~ ' = false') -%}
-    {%- endif -%}
-    {%- do run_query(statement) -%}
-    {%- if allow_unsafe_retention -%}
-        {%- do run_query('reset ' ~ check) -%}
-    {%- endif -%}
 {% endmacro %}

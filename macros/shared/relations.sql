@@ -26,9 +26,14 @@
 
 
 {% macro batch_view(relation) %}
-    {#- The temporary view of a model's SQL, named as dbt-spark's incremental materialization names it. -#}
+    {#-
+        The temporary view of a model's SQL. Its name has the schema: a temporary view belongs to the session, in which
+        models of one name in two schemas may be built at the same time.
+    -#}
     {{ return(
-        relation.incorporate(path={'identifier': relation.identifier ~ '__dbt_tmp'}).include(database=false, schema=false)
+        relation.incorporate(path={'identifier': relation.schema ~ '__' ~ relation.identifier ~ '__dbt_tmp'}).include(
+            database=false, schema=false
+        )
     ) }}
 {% endmacro %}
 

@@ -1,6 +1,9 @@
 {{ config(
     materialized='table',
-    tblproperties={'delta.dataSkippingNumIndexedCols': '0'},
+    tblproperties={
+        'delta.dataSkippingNumIndexedCols': '0',
+        'delta.deletedFileRetentionDuration': 'interval 0 hours'
+    },
     post_hook="{{ lakehouse_patterns.transformation_replicator_purge() }}"
 ) }}
 

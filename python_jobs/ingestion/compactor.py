@@ -13,7 +13,8 @@ and one that changed meanwhile keeps its files.
 What is worth it is the table's own policy. A partition is compacted when it holds ``min_small_files`` files
 below ``small_file_mb``, they make ``min_small_ratio`` of its files, ``where`` allows it and its newest file is
 ``min_age_minutes`` old. ``mode`` says who does it: ``daily`` a scheduled run over all partitions, which also
-vacuums; ``inline`` the ingestion job after its write (:func:`after_write`), for the partitions just written.
+vacuums; ``inline`` the ingestion job after its write (:func:`after_write`), for the partitions of the commit with its
+``user_metadata``.
 
 Vacuum makes time travel to older versions, and streams that are further behind, impossible: a retention below the
 table's own (``delta.deletedFileRetentionDuration``, 7 days) needs ``--allow_unsafe_retention true``.
@@ -47,7 +48,7 @@ from pyspark.sql import functions as F
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, present, require_at_least
 from python_jobs.shared.core.intervals import from_micros, parse_time, to_micros
-from python_jobs.shared.delta.commits import CONFLICTS, find_commits, latest_version, noted
+from python_jobs.shared.delta.commits import CONFLICTS, commits, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
     active_files,
     committed_files,
@@ -89,7 +90,9 @@ class Parameters(ProcessingTimeParameters):
     format: Literal["delta", "parquet", "json"] = "delta"
     """Kind of the dataset; json means JSON lines, which stay byte for byte."""
     mode: Literal["daily", "inline"] = "daily"
-    """daily: all partitions, then vacuum; inline: the partitions of the last commit, as part of ingestion."""
+    """daily: all partitions, then vacuum; inline: the partitions that the ingestion job has written."""
+    user_metadata: str | None = None
+    """Delta's ``userMetadata`` of the ingestion job's write, for mode inline: the newest commit that has it."""
     where: str | None = None
     """SQL over the partition columns: only these partitions, such as the closed ones (date < date'2024-03-02')."""
     min_age_minutes: int = 0
@@ -125,6 +128,11 @@ class Parameters(ProcessingTimeParameters):
                 "the first must be above 0 and not above the second"
             )
         require_at_least(0, min_age_minutes=self.min_age_minutes, retention_hours=self.retention_hours)
+        if self.format == "delta" and self.mode == "inline" and not self.user_metadata:
+            raise WrongUse(
+                "mode inline needs user_metadata, by which it finds the ingestion job's commit: write with "
+                "option('userMetadata', …) and pass the same text"
+            )
         if self.format == "delta" and self.retention_hours:
             raise WrongUse(
                 f"retention_hours is {self.retention_hours:g}; Delta ignores every number but 0: set the table's "
@@ -350,15 +358,23 @@ def _chosen_partitions(spark: SparkSession, parameters: Parameters, now: dt.date
             ) from None
     chosen = without_zone(worth_compacting(files, columns, parameters, now)).collect()
     if parameters.mode == "inline":
-        written = _partitions_of_last_commit(spark, parameters.table)
+        written = _partitions_written(spark, parameters)
         chosen = [row for row in chosen if tuple(row[name] for name in columns) in written]
     return chosen
 
 
-def _partitions_of_last_commit(spark: SparkSession, table: str) -> set[tuple[Any, ...]]:
-    """Return the partitions that the last commit added data to."""
-    newest = latest_version(spark, table)
-    added = committed_files(spark, table, newest - 1, newest).where("add.dataChange")
+def _partitions_written(spark: SparkSession, parameters: Parameters) -> set[tuple[Any, ...]]:
+    """Return the partitions that the ingestion job's commit added data to, whoever has committed since."""
+    table = parameters.table
+    version = next(
+        (row.version for row in commits(spark, table) if row.userMetadata == parameters.user_metadata), None
+    )
+    if version is None:
+        raise WrongUse(
+            f"no commit of {table} has the user_metadata '{parameters.user_metadata}'; write with "
+            "option('userMetadata', …) and pass the same text"
+        )
+    added = committed_files(spark, table, version - 1, version).where("add.dataChange")
     marker = F.lit(True).alias("added")
     values = added.select(*partition_values(spark, table, "add.partitionValues"), marker).distinct()
     return {tuple(row)[:-1] for row in without_zone(values).collect()}

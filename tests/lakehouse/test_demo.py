@@ -128,11 +128,12 @@ def test_the_tables_from_kafka_are_a_lakehouse_of_their_own(lakehouse_root, land
     monkeypatch.setattr(
         demo, "run_from_kafka", lambda lakehouse, *_: ({"at": 1.0}, {"lines": []}, [lakehouse])
     )
-    monkeypatch.setattr(demo, "summarise", lambda seconds, report, absent: None)
+    monkeypatch.setattr(demo, "summarise", lambda *_: None)
     used = []
     monkeypatch.setattr(
         demo, "only_run", lambda lakehouse: used.append(lakehouse) or contextlib.nullcontext()
     )
+    (lakehouse_root / "by_kafka").mkdir(parents=True)
     assert demo.main(input=str(landing), source="kafka") == 0
     assert used == [lakehouse_root / "by_kafka"]
     assert os.environ["LAKEHOUSE_ROOT"] == f"{lakehouse_root}/by_kafka"

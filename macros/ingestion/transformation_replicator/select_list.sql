@@ -57,8 +57,7 @@
 {% macro default__transformation_replicator_purge() %}
     {#- Post-hook: remove the files of older versions, which may hold columns that were reclassified later. -#}
     {%- if execute -%}
-        {%- do run_query('set spark.databricks.delta.retentionDurationCheck.enabled = false') -%}
+        {%- do lakehouse_patterns.require_no_retention(this, 'transformation_replicator_purge') -%}
         {%- do run_query('vacuum ' ~ this ~ ' retain 0 hours') -%}
-        {%- do run_query('reset spark.databricks.delta.retentionDurationCheck.enabled') -%}
     {%- endif -%}
 {% endmacro %}

@@ -181,7 +181,8 @@ def _typed(text: Column, type_: DataType) -> Column:
 
 
 def _bare(text: Column) -> Column:
-    return F.ltrim(text, F.lit(_MARK))
+    """Return a token without its mark, and any other text as it is."""
+    return F.when(text.startswith(_MARK), text.substr(2, 2**31 - 1)).otherwise(text)
 
 
 def _is_unreadable(text: Column, value: Column, type_: DataType, path: str | None, payload: Column) -> Column:

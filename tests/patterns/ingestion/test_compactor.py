@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import shlex
 import shutil
 import threading
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dbt_common.exceptions import DbtRuntimeError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -44,12 +47,13 @@ class Table:
     path: str
     next_id: int = 0
 
-    def append(self, day: str = "d1", files: int = 1) -> None:
+    def append(self, day: str = "d1", files: int = 1, user_metadata: str = "") -> None:
         """Append ``files`` files of ten rows in one commit; ids go on from the last one."""
         start, self.next_id = self.next_id, self.next_id + 10 * files
         visits = self.spark.range(start, self.next_id, numPartitions=files)
         visits = visits.withColumn("day", F.lit(day))
-        visits.write.format("delta").mode("append").partitionBy("day").save(self.path)
+        writer = visits.write.format("delta").mode("append").partitionBy("day")
+        (writer.option("userMetadata", user_metadata) if user_metadata else writer).save(self.path)
 
     def rows(self) -> DataFrame:
         return self.spark.read.format("delta").load(self.path)
@@ -187,20 +191,26 @@ def test_only_closed_partitions_are_compacted(table: Table) -> None:
 
 
 def test_an_ingestion_job_compacts_inline_only_what_it_wrote(table: Table) -> None:
-    table.append("d1", files=3)
-    table.append("d2", files=3)
-    ids = table.ids()
+    table.append("d1", files=3, user_metadata="load 1")
+    table.append("d2", files=1, user_metadata="load 2")
+    table.append("d3", files=3, user_metadata="somebody else's")
     daily = Parameters(table=table.path, mode="daily", min_small_files=3)
     assert after_write(table.spark, daily) is None
     assert "OPTIMIZE" not in table.operations()
 
-    exec(snippet(PAGE, f"{HERE}::test_an_ingestion_job_compacts_inline_only_what_it_wrote"),
-         {"spark": table.spark, "table": table.path})  # fmt: skip
-    assert (len(table.active("d2")), len(table.active("d1"))) == (1, 3)
+    code = snippet(PAGE, f"{HERE}::test_an_ingestion_job_compacts_inline_only_what_it_wrote")
+    visits = table.rows().where("day = 'd2'").withColumn("id", F.col("id") + 100).repartition(2)
+    meanwhile = code.replace("after_write(", "append_others()\nafter_write(")
+    exec(meanwhile, {"spark": table.spark, "table": table.path, "visits": visits, "load_id": "load 3",
+                     "append_others": lambda: table.append("d4", files=3)})  # fmt: skip
+    assert [len(table.active(day)) for day in ("d1", "d2", "d3", "d4")] == [3, 1, 3, 3]
     assert table.operations()[-1] == "OPTIMIZE"  # and no vacuum
 
-    assert run(table.spark, daily)["partitions_compacted"] == 1
-    assert (len(table.active("d1")), table.operations()[-1], table.ids()) == (1, "OPTIMIZE", ids)
+    inline = Parameters(table=table.path, mode="inline", min_small_files=3, user_metadata="load 4")
+    with pytest.raises(WrongUse, match=r"no commit of .* has the user_metadata 'load 4'"):
+        run(table.spark, inline)
+    assert run(table.spark, daily)["partitions_compacted"] == 3
+    assert table.ids() == [*range(100), *range(130, 140)]
 
 
 def test_readers_and_writers_go_on_meanwhile(table: Table) -> None:
@@ -334,6 +344,7 @@ def test_the_command_of_the_page(table: Table) -> None:
         ({"min_age_minutes": -1}, "min_age_minutes must be 0 or more, got -1"),
         ({"format": "json", "where": "day = 1"}, "a json dataset is compacted whole"),
         ({"format": "parquet", "mode": "inline"}, "a parquet dataset is compacted whole"),
+        ({"mode": "inline"}, "mode inline needs user_metadata, by which it finds the ingestion job's commit"),
     ],
 )
 def test_wrong_parameters_are_refused(wrong: dict[str, Any], sentence: str) -> None:
@@ -499,6 +510,7 @@ DAILY = """
 ) }}
 select * from {{ source('raw', 'visits') }}
 """
+OVERRIDE = "{retention_hours: 0, allow_unsafe_retention: true}"
 SOURCES = "{version: 2, sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: visits}]}]}"
 
 
@@ -521,6 +533,13 @@ def operations(project: DbtProject, name: str) -> list[str]:
     return [entry["operation"] for entry in reversed(project.history(name))]
 
 
+def keep_no_removed_files(project: DbtProject, name: str) -> None:
+    project.spark.sql(
+        f"alter table {project.schema}.{name} "
+        "set tblproperties ('delta.deletedFileRetentionDuration' = 'interval 0 hours')"
+    )
+
+
 def test_the_models_of_the_page(project: DbtProject) -> None:
     assert operations(project, "inline_visits")[-2:] == ["WRITE", "OPTIMIZE"]
     assert operations(project, "inline_visits").count("OPTIMIZE") == 1
@@ -535,13 +554,62 @@ def test_run_operation_compacts_the_tables_of_mode_daily(project: DbtProject) ->
     assert "retention_hours is 0: slow readers" in refused
     unknown = project.fails("run-operation", "compactor", "--args", "{tables: [inline_visits]}")
     assert "no model 'inline_visits' has mode daily" in unknown
+    kept = project.fails("run-operation", "compactor", "--args", OVERRIDE)
+    assert (
+        f"{project.schema}.daily_visits keeps them: its delta.deletedFileRetentionDuration is interval 1 week"
+        in kept
+    )
     assert "OPTIMIZE" not in operations(project, "daily_visits")
 
-    project.run("run-operation", "compactor", "--args", "{retention_hours: 0, allow_unsafe_retention: true}")
+    keep_no_removed_files(project, "daily_visits")
+    project.run("run-operation", "compactor", "--args", OVERRIDE)
     assert "OPTIMIZE" in operations(project, "daily_visits")
     assert_rows(project.table("daily_visits"), [(0,), (1,), (2,)] * 3)
     assert len(list((project.location / "daily_visits").glob("*.parquet"))) == 1
     assert operations(project, "inline_visits") == inline
+
+
+def test_a_vacuum_that_fails_leaves_the_session_as_it_was(
+    project: DbtProject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_no_removed_files(project, "daily_visits")
+    send, sent = SparkSession.sql, []
+
+    def refuse_vacuum(session: SparkSession, statement: str, *arguments: Any, **others: Any) -> DataFrame:
+        sent.append(statement.split("*/")[-1].strip())
+        if sent[-1].startswith("vacuum"):
+            raise AnalysisException("no vacuum now")
+        return send(session, statement, *arguments, **others)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkSession, "sql", refuse_vacuum)
+        assert "no vacuum now" in project.fails("run-operation", "compactor", "--args", OVERRIDE)
+    assert sent[-1].startswith("vacuum")
+    assert [statement for statement in sent if re.match(r"reset\b|set\b.*=", statement)] == []
+
+
+def test_files_are_removed_at_once_only_where_the_user_says_so(
+    spark: SparkSession, render: MacroRenderer, table: Table
+) -> None:
+    table.append()
+    relation = f"delta.`{table.path}`"
+    arguments = {"relation": relation, "what": "retention_hours 0"}
+    with setting(spark, "spark.databricks.delta.retentionDurationCheck.enabled", "false"):
+        render("require_no_retention", **arguments)  # his session's setting
+    for retention, is_none in {
+        "interval 0 hours": True, "0 days": True, "INTERVAL 0 weeks 0 hours": True,
+        "interval 10 hours": False, "interval 0 weeks 1 hours": False,
+    }.items():  # fmt: skip
+        spark.sql(
+            f"alter table {relation} set tblproperties ('delta.deletedFileRetentionDuration' = '{retention}')"
+        )
+        if is_none:
+            render("require_no_retention", **arguments)
+            continue
+        with pytest.raises(
+            DbtRuntimeError, match=f"deletedFileRetentionDuration is {retention}; if no reader"
+        ):
+            render("require_no_retention", **arguments)
 
 
 def test_the_statements_of_the_macros(render: MacroRenderer) -> None:

@@ -189,11 +189,18 @@ def test_the_models_of_the_page(project: DbtProject, make_project: Any, spark: S
     )
     assert [text for text in (*PLANTED, KEY) if text.encode() in logs] == []
 
+    model_file = project.root / "models" / "staging_users.sql"
+    model_file.write_text(model.replace("interval 0 hours", "interval 1 hours"), encoding="utf-8")
+    project._manifest = None
+    assert (
+        "transformation_replicator_purge removes the files of all older versions, but "
+        f"{project.schema}.staging_users keeps them: its delta.deletedFileRetentionDuration is interval 1 hours"
+    ) in project.fails("run")
+
     project.source("users", project.table("users").selectExpr("*", "'1' as phone"))
     assert "doesn't list phone" in project.fails("run")
     assert "phone" not in project.table("staging_users").columns
 
-    model_file = project.root / "models" / "staging_users.sql"
-    model_file.write_text(model.replace("'delta.dataSkippingNumIndexedCols': '0'", ""), encoding="utf-8")
+    model_file.write_text(model.replace("'delta.dataSkippingNumIndexedCols': '0',", ""), encoding="utf-8")
     project._manifest = None
     assert "a replica needs tblproperties" in project.fails("run")
