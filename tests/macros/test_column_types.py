@@ -130,6 +130,14 @@ def test_a_macro_takes_columns_of_every_type(
     )
 
 
+def test_what_spark_can_sort(render: MacroRenderer) -> None:
+    kinds = {
+        "map<string,int>": False, "struct<x:int,y:map<string,int>>": False, "array<variant>": False,
+        "interval": False, "interval day": True, "array<struct<x:int>>": True, "char(3)": True,
+    }  # fmt: skip
+    assert {type_: render("is_sortable", type=type_) for type_ in kinds} == kinds
+
+
 @pytest.mark.parametrize("name", UNSORTABLE)
 def test_a_key_or_an_order_that_spark_can_not_sort_is_refused(
     render: MacroRenderer, types: dict[str, str], name: str

@@ -85,9 +85,10 @@
     {%- elif audit.type == 'contract' -%}
         {%- set measured, what = value or 0, 'the number of rows that do not hold ' ~ audit.condition -%}
     {%- elif audit.type == 'change' -%}
-        {#- Without history, or from zero, there is no change to speak of. -#}
+        {#- A share of the baseline's size, so that a rise from a negative baseline is a rise. -#}
         {%- if value is none or lakehouse_patterns._is_finite(value) -%}
-            {%- set measured = value / baseline - 1 if value is not none and baseline else none -%}
+            {%- set measured = (value - baseline) / (baseline | abs) if value is not none and baseline else none -%}
+            {%- set measured = 0 if value == 0 and baseline == 0 else measured -%}
         {%- endif -%}
         {%- set what, detail = 'the change of ' ~ audit.expression, ' (' ~ value ~ ' after ' ~ baseline ~ ')' -%}
     {%- else -%}
@@ -95,7 +96,9 @@
     {%- endif -%}
 
     {%- if measured is none -%}
-        {%- set is_met, shown = audit.type == 'change' and not baseline, 'NULL' -%}
+        {#- Without history nobody can judge a change; from zero every change is infinite, and fails. -#}
+        {%- set is_met = audit.type == 'change' and baseline is none -%}
+        {%- set shown = 'infinite' if value is not none and baseline == 0 else 'NULL' -%}
     {%- elif not lakehouse_patterns._is_finite(measured) -%}
         {%- set is_met, shown = false, measured -%}
     {%- else -%}

@@ -677,6 +677,7 @@ def test_columns_may_have_the_names_of_what_is_measured(
     )  # fmt: skip
 
 
+FALL = {"name": "fall", "type": "change", "expression": "sum(visitors)", "min": -0.25, "max": 0.25}
 NO_NUMBERS: list[object] = [float("nan"), float("inf"), "5", True]
 
 
@@ -721,6 +722,23 @@ def test_a_reader_refuses_what_is_no_number(
          "the change of sum(visitors) is NaN (NaN after 10.0), allowed at least -0.5"),
         (ALL_TYPES[4], {"value": "Infinity"},
          "the change of sum(visitors) is Infinity (Infinity after None), allowed at least -0.5"),
+        (FALL, {"value": -150.0, "baseline": -100.0},
+         "the change of sum(visitors) is -0.5 (-150.0 after -100.0), allowed at least -0.25 and at most 0.25"),
+        (FALL, {"value": -50.0, "baseline": -100.0},
+         "the change of sum(visitors) is 0.5 (-50.0 after -100.0), allowed at least -0.25 and at most 0.25"),
+        (FALL, {"value": 100.0, "baseline": -100.0},
+         "the change of sum(visitors) is 2 (100.0 after -100.0), allowed at least -0.25 and at most 0.25"),
+        (FALL, {"value": -125.0, "baseline": -100.0}, None),
+        (FALL, {"value": -75.0, "baseline": -100.0}, None),
+        (FALL, {"value": 75.0, "baseline": 100.0}, None),
+        (FALL, {"value": 0.0, "baseline": 0.0}, None),
+        (FALL, {"value": 5.0, "baseline": 0.0},
+         "the change of sum(visitors) is infinite (5.0 after 0.0), allowed at least -0.25 and at most 0.25"),
+        (FALL, {"value": -5.0, "baseline": 0.0},
+         "the change of sum(visitors) is infinite (-5.0 after 0.0), allowed at least -0.25 and at most 0.25"),
+        (FALL, {"value": None, "baseline": 0.0},
+         "the change of sum(visitors) is NULL (None after 0.0), allowed at least -0.25 and at most 0.25"),
+        (FALL, {"value": None}, None),
         (ALL_TYPES[4], {"value": 1e308, "baseline": 1e-308},
          "the change of sum(visitors) is inf (1e+308 after 1e-308), allowed at least -0.5"),
     ],
