@@ -7,8 +7,8 @@
 Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFILE …) and appear in no command line.
 
 The table must exist. The first run creates two companion tables: ``<target>_history`` (the rows of each increment with
-their execution time) and ``<target>_runs`` (execution times and counts, also of empty increments). A run is one
-transaction:
+``__is_deleted`` and ``__execution_time``) and ``<target>_runs`` (execution times and counts, also of empty increments).
+A run is one transaction:
 
 - If a run with the same or a later execution time is recorded, the run is a backfill. The rerun of the newest run is a
   backfill, too, because its former increment must be deleted. The increments from this time on are deleted, and the
@@ -42,6 +42,7 @@ from python_jobs.shared.postgres.csv import copy_csv
 from python_jobs.shared.postgres.relations import Connection, columns, connect_by_environment, exists
 
 _STAGED = sql.Identifier("stateful_merger_increment")
+_DELETED, _AT = "__is_deleted", "__execution_time"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Run:
 
         Raises:
             NotReady: the target doesn't exist.
-            WrongUse: the target lacks a column of key or sequence.
+            WrongUse: the target lacks a column of key or sequence, or has one of is_deleted or of the history alone.
             DataRefused: the history's columns differ from the target's.
         """
         self._connection, self._params = connection, params
@@ -110,6 +111,15 @@ class Run:
         for name in (*params.key, *params.sequence):
             if name not in self._columns:
                 raise WrongUse(f"{params.target} has no column {name}; it has {', '.join(self._columns)}")
+        if params.is_deleted in self._columns:
+            raise WrongUse(
+                f"{params.target} has the column {params.is_deleted} of its own, so is_deleted can't name it: "
+                "is_deleted is a column of the file alone; rename it in the file"
+            )
+        for name in {_DELETED, _AT}.intersection(self._columns):
+            raise WrongUse(
+                f"{params.target} has a column {name}, which its history adds; rename it in the table"
+            )
         self._names = {
             "target": params.table(),
             "history": params.table("_history"),
@@ -119,6 +129,8 @@ class Run:
             "key": listed(params.key),
             "deleted": sql.Identifier(params.is_deleted) if params.is_deleted else sql.SQL("false"),
             "at": sql.Literal(params.at),
+            "is_deleted": sql.Identifier(_DELETED),
+            "execution_time": sql.Identifier(_AT),
         }
         self._make_tables()
 
@@ -130,12 +142,12 @@ class Run:
         """Restore the table's state before this run; return 'keep' if nothing was to do, else 'rebuild'."""
         if not any(time >= self._params.at for time in self.recorded()):
             return "keep"
-        self._execute("delete from {history} where execution_time >= {at}")
+        self._execute("delete from {history} where {execution_time} >= {at}")
         self._execute("delete from {runs} where execution_time >= {at}")
         self._execute("delete from {target}")
         self._execute(
-            "insert into {target} ({columns}) select {columns} from ({latest}) as latest where not is_deleted",
-            latest=self._latest("select * from {history}", ["execution_time", *self._params.sequence]),
+            "insert into {target} ({columns}) select {columns} from ({latest}) as latest where not {is_deleted}",
+            latest=self._latest("select * from {history}", [_AT, *self._params.sequence]),
         )
         return "rebuild"
 
@@ -153,16 +165,16 @@ class Run:
         if self._params.is_deleted:
             self._execute("update {staged} set {deleted} = false where {deleted} is null")
         self._execute(
-            "insert into {history} ({columns}, is_deleted, execution_time) "
+            "insert into {history} ({columns}, {is_deleted}, {execution_time}) "
             "select {columns}, {deleted}, {at} from {staged}"
         )
         merged = self._execute(
             "merge into {target} as t using ({latest}) as s on {same} "
-            "when matched and s.is_deleted then delete "
+            "when matched and s.{is_deleted} then delete "
             "when matched then update set {updates} "
-            "when not matched and not s.is_deleted then insert ({columns}) values ({values})",
+            "when not matched and not s.{is_deleted} then insert ({columns}) values ({values})",
             latest=self._latest(
-                "select {columns}, {deleted} as is_deleted from {staged}", self._params.sequence
+                "select {columns}, {deleted} as {is_deleted} from {staged}", self._params.sequence
             ),
             same=sql.SQL(" and ").join(_equal("t", "s", name) for name in self._params.key),
             updates=sql.SQL(", ").join(
@@ -193,9 +205,9 @@ class Run:
     def _make_tables(self) -> None:
         if not exists(self._connection, self._params.table("_history")):
             # Columns come from the target: a second list would drift. A deletion may have only its key.
-            self._execute("create table {history} (like {target}, is_deleted boolean not null, "
-                          "execution_time timestamptz not null)")  # fmt: skip
-            self._execute("create index on {history} (execution_time)")
+            self._execute("create table {history} (like {target}, {is_deleted} boolean not null, "
+                          "{execution_time} timestamptz not null)")  # fmt: skip
+            self._execute("create index on {history} ({execution_time})")
             for name in self._columns:
                 if name not in self._params.key:
                     self._execute(
@@ -204,7 +216,8 @@ class Run:
             self._execute(
                 "create table {runs} (execution_time timestamptz primary key, rows_read bigint not null)"
             )
-        kept = columns(self._connection, self._params.table("_history"))[:-2]
+        history = columns(self._connection, self._params.table("_history"))
+        kept = [column for column in history if column[0] not in (_DELETED, _AT)]
         now = columns(self._connection, self._params.table())
         if kept != now:  # types too: a value of a wider history would be rounded for the table
             raise DataRefused(
@@ -212,7 +225,7 @@ class Run:
                 f"{_described(kept)}; alter {self._params.target}_history in the same way as the table"
             )
         self._execute("create temporary table {staged} (like {history}) on commit drop")
-        for name in ("is_deleted", "execution_time"):
+        for name in (_DELETED, _AT):
             self._execute("alter table {staged} drop {name}", name=sql.Identifier(name))
         if self._params.is_deleted:
             self._execute("alter table {staged} add {deleted} boolean")
@@ -221,7 +234,7 @@ class Run:
         """Return the query for each key's newest row; ties are broken by all columns, and a deletion wins."""
         descending = [
             sql.SQL("{} desc nulls last").format(sql.Identifier(name))
-            for name in (*order, "is_deleted", *self._columns)
+            for name in (*order, _DELETED, *self._columns)
         ]
         query = f"select distinct on ({{key}}) * from ({rows}) as rows order by {{key}}, {{descending}}"
         return sql.SQL(query).format(**self._names, descending=sql.SQL(", ").join(descending))

@@ -84,14 +84,14 @@ def test_the_newest_run_rerun_with_fewer_rows_forgets_the_others(four: Letters) 
     four.write("10", ["M;2;"])
     assert four.run("10")["base"] == "rebuild"
     assert_rows(four.rows(), [*AFTER["09"], ("M", "2")])
-    history = "select id from letters_history where execution_time >= '2024-10-07T10:00Z'"
+    history = "select id from letters_history where __execution_time >= '2024-10-07T10:00Z'"
     assert_rows(four.rows(history), [("M",)])
 
 
 def test_a_deleted_row_is_not_rebuilt(four: Letters) -> None:
     four.run("10")
     assert_rows(four.rows(), AFTER["10"])
-    assert_rows(four.rows("select id from letters_history where is_deleted"), [("B",)])
+    assert_rows(four.rows("select id from letters_history where __is_deleted"), [("B",)])
 
 
 def test_an_empty_increment_is_a_run(four: Letters) -> None:
@@ -224,9 +224,38 @@ def test_what_is_not_there_or_makes_no_sense(letters: Letters) -> None:
         match="value text, colour text now, its history has id text, value text; alter",
     ):
         letters.run("08")
+    letters.database.execute("alter table letters_history add colour text")
+    letters.write("08", ["B;1;red;"], "id;value;colour;is_deleted")
+    letters.run("08")
+    letters.run("08")
+    assert_rows(letters.rows(), [("A", "1", None), ("B", "1", "red")])
     for wrong in ({"target": "a.b.c"}, {"key": []}, {"previous_execution_time": "2024-10-08"}):
         with pytest.raises(WrongUse):
             letters.parameters("07", **wrong)
+
+
+def test_a_table_may_have_columns_of_these_names(letters: Letters) -> None:
+    own = "id text primary key, is_deleted boolean, execution_time text, at int, history int, deleted text"
+    letters.database.execute(f"create table flags ({own})")
+    header = "id;is_deleted;execution_time;at;history;deleted"
+    letters.write("07", ["A;true;noon;1;1;x;", "B;false;noon;1;1;x;"], f"{header};gone")
+    letters.write("08", ["A;;;;;;true", "B;true;one;2;2;y;"], f"{header};gone")
+    for _ in range(2):
+        for hour in ("07", "08"):
+            letters.run(hour, target="flags", is_deleted="gone", sequence=["execution_time"])
+        assert_rows(letters.rows("select * from flags"), [("B", True, "one", 2, 2, "y")])
+    letters.run("07", target="flags", is_deleted="gone")
+    assert_rows(
+        letters.rows("select id, is_deleted, execution_time from flags"),
+        [("A", True, "noon"), ("B", False, "noon")],
+    )
+    with pytest.raises(
+        WrongUse, match=r"flags has the column is_deleted of its own, .*; rename it in the file"
+    ):
+        letters.run("09", target="flags")
+    letters.database.execute("create table named (id text primary key, __is_deleted text)")
+    with pytest.raises(WrongUse, match="named has a column __is_deleted, which its history adds; rename it"):
+        letters.run("07", target="named", is_deleted="gone")
 
 
 def test_a_row_without_a_key_is_refused(letters: Letters) -> None:
