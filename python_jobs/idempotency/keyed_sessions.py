@@ -66,7 +66,7 @@ from python_jobs.shared.delta.streams import (
     parse_duration,
 )
 from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
-from python_jobs.shared.postgres.snapshots import PostgresAccess
+from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.records.dead_letters import (
     DEAD_LETTER_COLUMNS,
     DeadLetterStream,
@@ -90,7 +90,7 @@ _SESSION = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(DeadLetterStream):
+class Parameters(DeadLetterStream, PostgresParameters):
     """Group the visits of a Delta table into sessions and write each session under a stable key."""
 
     source: str
@@ -111,14 +111,6 @@ class Parameters(DeadLetterStream):
     """Delay of the watermark behind the latest event time."""
     target: str
     """Table of the sessions, created if absent: a Delta table (name or path), or with jdbc_url a PostgreSQL table."""
-    jdbc_url: str | None = None
-    """PostgreSQL database of the target (jdbc:postgresql://host:port/database); by default it is a Delta table."""
-    user: str | None = None
-    """Database user."""
-    password_env: str | None = None
-    """Environment variable that holds the password."""
-    password_file: str | None = None
-    """File that holds the password."""
     checkpoint: str
     """Folder of the stream's progress and state: one for each source and target, kept as long as these tables."""
     topic: str | None = None
@@ -130,6 +122,7 @@ class Parameters(DeadLetterStream):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        PostgresParameters.__post_init__(self)
         parse_duration(self.gap)
         parse_duration(self.watermark)
         if not self.key:
@@ -141,16 +134,6 @@ class Parameters(DeadLetterStream):
             raise WrongUse("source, target and dead_letter must be three tables")
         if (self.topic is None) != (self.bootstrap_servers is None):
             raise WrongUse("topic and bootstrap_servers go together")
-        if (self.jdbc_url is None) != (self.user is None):
-            raise WrongUse("jdbc_url and user go together")
-        _ = self.access  # refuses incomplete access parameters
-
-    @property
-    def access(self) -> PostgresAccess | None:
-        """Return the access to the target's database; None for a Delta table."""
-        if self.jdbc_url is None or self.user is None:
-            return None
-        return PostgresAccess(self.jdbc_url, self.user, self.password_env, self.password_file)
 
 
 # --- sessions, without Spark ---------------------------------------------------------------------------------
@@ -396,13 +379,13 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
         "key": json.dumps([params.key, params.event_time, params.append_time, params.ties, params.gap])
     }
     writes, of_delta = {}, None
-    if params.access is None:
+    if params.postgres is None:
         none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))
         rows = stamped(_with_id(none, params), "1970-01-01")
         of_delta = DeltaSink(spark, params.target, rows, ["session_id"])
         writes["target"] = params.target
     else:
-        meaning["target"] = f"{params.access.place}/{params.target}"
+        meaning["target"] = f"{params.postgres.place}/{params.target}"
     declared = params.stream(
         "keyed_sessions",
         params.source,
@@ -416,7 +399,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
     )
     writer_id = declared.claim(spark)
     sink: KeyedSink = of_delta or PostgresSink(
-        given(params.access, "jdbc_url"), params.target, ["session_id"], writer_id
+        given(params.postgres, "jdbc_url"), params.target, ["session_id"], writer_id
     )
     writer = SessionWriter(params, sink, writer_id)
     query = declared.start(spark, writer)

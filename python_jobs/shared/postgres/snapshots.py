@@ -75,10 +75,10 @@ class PostgresAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresParameters:
-    """Parameters of a run that may read a PostgreSQL database."""
+    """Parameters of a run that may use a PostgreSQL database."""
 
     jdbc_url: str | None = None
-    """PostgreSQL database to read: jdbc:postgresql://host:port/database, ?sslmode=… and the like allowed."""
+    """PostgreSQL database: jdbc:postgresql://host:port/database, ?sslmode=… and the like allowed."""
     user: str | None = None
     """Database user."""
     password_env: str | None = None

@@ -322,7 +322,7 @@ def test_wrong_use_is_refused_in_one_sentence(spark: SparkSession, tmp_path: Pat
         ({"event_time": "payload"}, "event_time is a string; it must be a timestamp"),
         ({"value": "absent"}, "an expression can't be resolved: .*absent"),
         ({"target": str(tmp_path / "records")}, "must be three tables"),
-        ({"jdbc_url": "jdbc:postgresql://nowhere/x"}, "jdbc_url and user go together"),
+        ({"jdbc_url": "jdbc:postgresql://nowhere/x"}, "jdbc_url needs user, and password_env or password_file"),
     ]:  # fmt: skip
         with pytest.raises(WrongUse, match=sentence):
             sessions.run(**changes)
