@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pyspark.sql import functions as F
 from python_jobs.ingestion.incremental_loader import Landing, LandingFile
 from python_jobs.shared.core.failures import DataRefused
 from python_jobs.shared.files.file_sets import read_lines, url_path
+from python_jobs.shared.spark.macro_sql import Macros
 from services.debezium import running_debezium
 from services.kafka import Broker, Record, running_broker
 from services.postgres import Database, running_postgres
@@ -183,58 +183,37 @@ _UPSERT = """
         plan = excluded.plan,
         is_deactivated = excluded.is_deactivated
 """
-_TEXTS = ("login", "email", "plan")
-_TIMES = ("registered_datetime", "first_connection_datetime", "last_connection_datetime")
+_TEXTS = ("id", "op", "sequence", "login", "email", "plan", "is_deleted")
+_TIMES = ("changed_at", "registered_datetime", "first_connection_datetime", "last_connection_datetime")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def user_changes(spark: SparkSession, landing: Path) -> list[dict[str, Any]]:
     """Return the feed's usable changes in their order, because a database would have refused the others.
 
-    A change is usable if the model ``silver_user_changes_flagged`` finds it usable.
+    A change is usable if the model ``silver_user_changes_flagged`` finds it usable, and if PostgreSQL can store it: a
+    text there has no NUL character.
     """
+    macros = Macros(spark, ["shared/json.sql", "shared/literals.sql", "shared/times.sql"])
+    fields = ", ".join(f"{name}: string" for name in (*_TEXTS, *_TIMES))
+    json_object = macros.call("_json_value", "value", f"struct<{fields}>")
     lines = read_lines(spark, landing_files(spark, landing, "user_changes"))
-    changes = (
-        _change(bytes(row.line)) for row in lines.selectExpr("cast(value as binary) as line").collect()
+    rows = lines.selectExpr(f"{json_object} as line").selectExpr(
+        *(f"line.{name}" for name in ("id", "op", "login", "email", "plan")),
+        "try_cast(line.sequence as bigint) as sequence",
+        "coalesce(try_cast(line.is_deleted as boolean), false) as is_deleted",
+        *(f"unix_micros({macros.call('_full_timestamp', f'line.{name}')}) as {name}" for name in _TIMES),
     )
+    usable = "id is not null and op in ('I', 'U', 'D') and sequence is not null and changed_at is not null"
+    changes = [_change(row.asDict()) for row in rows.where(usable).collect()]
     return sorted(
-        (change for change in changes if change is not None),
+        (change for change in changes if not any("\0" in str(value) for value in change.values())),
         key=lambda change: (change["sequence"], change["id"]),
     )
 
 
-def _change(line: bytes) -> dict[str, Any] | None:
-    try:
-        given = json.loads(line)
-        sequence = int(_text(given["sequence"]) or "")
-        values = {name: _text(given.get(name)) for name in ("id", "op", *_TEXTS)}
-        times = {name: _time(given.get(name)) for name in ("changed_at", *_TIMES)}
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if not values["id"] or values["op"] not in ("I", "U", "D") or times["changed_at"] is None:
-        return None
-    deleted = (_text(given.get("is_deleted")) or "").lower() in ("true", "t", "yes", "y", "1")
-    return values | times | {"sequence": sequence, "is_deleted": deleted}
-
-
-def _text(value: Any) -> str | None:
-    """Return a JSON value as text.
-
-    Raises:
-        ValueError: the text has a NUL character, which PostgreSQL can't store.
-    """
-    text = value if value is None or isinstance(value, str) else json.dumps(value)
-    if text is not None and "\0" in text:
-        raise ValueError("NUL")
-    return text
-
-
-def _time(value: Any) -> dt.datetime | None:
-    """Return a time, in UTC if it has no offset; None if the value is no time, or a date or a time of day alone."""
-    text = str(value)
-    try:
-        time = dt.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if ":" not in text:
-        return None
-    return time.replace(tzinfo=time.tzinfo or dt.UTC)
+def _change(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with its times, which come as microseconds since 1970."""
+    given = {name: row[name] for name in _TIMES if row[name] is not None}
+    times = {name: _EPOCH + dt.timedelta(microseconds=micros) for name, micros in given.items()}
+    return row | times

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from python_jobs.ingestion import compactor
 from python_jobs.shared.core.clock import ProcessingTimeParameters, utc_now
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.times import full_timestamp
 from tests.support.render import MacroRenderer
 from tests.support.session import setting
 
@@ -133,29 +132,6 @@ def test_macros_give_the_same_instants_and_days_in_every_session(
         for name, (sql, expected, columns) in statements.items():
             found = spark.sql(f"select {columns} from ({sql})").collect()
             assert [tuple(row) for row in found] == expected, name
-
-
-@pytest.mark.parametrize("zone", ZONES)
-def test_a_text_is_a_time_only_with_date_and_time_of_day(spark: SparkSession, zone: str) -> None:
-    seconds = 1709287200
-    texts = {
-        "2024-03-01T10:00:00Z": seconds,
-        "2024-03-01 10:00:00": seconds,
-        "2024-03-01T11:00:00.000+01:00": seconds,
-        "2024-03-01 05:00:00 America/New_York": seconds,
-        "2024-03-01T10:00": None,
-        "2024-03-01": None,
-        "2024-03": None,
-        "10:00:00": None,
-        "T10:00": None,
-        "soon": None,
-        "": None,
-        None: None,
-    }
-    rows = spark.createDataFrame([(text,) for text in texts], "text string")
-    with setting(spark, "spark.sql.session.timeZone", zone):
-        found = rows.select("text", F.unix_seconds(full_timestamp("text"))).collect()
-    assert dict(map(tuple, found)) == texts
 
 
 @pytest.mark.parametrize(

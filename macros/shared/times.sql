@@ -4,17 +4,24 @@
     the session's zone: it is that of UTC.
 -#}
 
-{% macro _is_full_timestamp(text) %}
-    {{ return('(' ~ text ~ " rlike '^[+-]?[0-9]{4,6}-[0-9]{1,2}-[0-9]{1,2}[T ][0-9]{1,2}:[0-9]{1,2}')") }}
+{% macro _is_timestamp(text, offset) %}
+    {#-
+        Whether a text says date, hour and minute at least, with no more than microseconds, in a year from 1 to 9999.
+        `offset` is a pattern of what follows. `python_jobs/shared/records/values.py` has the same rule.
+    -#}
+    {{ return('(' ~ text ~ " rlike '^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}"
+        ~ "(?::[0-9]{2}(?:[.][0-9]{1,6}0*)?)?" ~ offset ~ "\\\\z')") }}
 {% endmacro %}
 
 
 {% macro _full_timestamp(text) %}
     {#- The timestamp that a text names with date and time, in UTC unless it names an offset; NULL for any other. -#}
-    {%- set has_offset = text ~ " rlike '([Zz]|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z]{3,}(/[A-Za-z_]+)*)$'" -%}
+    {%- set in_a_zone = 'case when ' ~ lakehouse_patterns._is_timestamp(text, '')
+        ~ ' then concat(' ~ text ~ ", 'Z') else " ~ text ~ ' end' -%}
+    {#- Spark's cast takes an offset only behind seconds. -#}
     {{ return(
-        'case when ' ~ lakehouse_patterns._is_full_timestamp(text)
-        ~ ' then try_to_timestamp(case when ' ~ has_offset ~ ' then ' ~ text ~ ' else concat(' ~ text ~ ", 'Z') end) end"
+        'case when ' ~ lakehouse_patterns._is_timestamp(text, '(?: ?(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?))?')
+        ~ ' then try_to_timestamp(regexp_replace(' ~ in_a_zone ~ ", '^(.{16})( ?[Z+-].*)$', '$1:00$2')) end"
     ) }}
 {% endmacro %}
 

@@ -33,14 +33,12 @@ from pyspark.sql.types import (
 from python_jobs.shared.core.failures import WrongUse
 
 _NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
-_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_DAY = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*)?)?"
 _OFFSET = r" ?(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
-
-FULL_TIMESTAMP = _DATE.removesuffix("$") + _CLOCK + f"(?:{_OFFSET})?$"
-"""Texts that say a date, an hour and a minute at least, with no more than microseconds; the offset may be absent."""
-
-_LOCAL_TIMESTAMP = _DATE.removesuffix("$") + _CLOCK + "$"
+_DATE = _DAY + r"\z"
+_LOCAL_TIMESTAMP = _DAY + _CLOCK + r"\z"
+_FULL_TIMESTAMP = _DAY + _CLOCK + f"(?:{_OFFSET})?" + r"\z"
 _ATOMIC = (
     StringType,
     BooleanType,
@@ -90,8 +88,10 @@ def _leaves(path: str, type_: DataType, nested: bool) -> Iterator[tuple[str, Dat
 def exact_value(text: Column, type_: DataType) -> Column:
     """Return the text as a value of an atomic type; NULL if the type can't hold exactly what it says.
 
-    An integral number such as ``517.0`` is an integer. A date is a date alone, a timestamp has a time of day, and one
-    without time zone has no offset. Floats hold the digits they would print. ``NaN`` and ``Infinity`` are no numbers.
+    An integral number such as ``517.0`` is an integer. A date is a date alone. A timestamp says date, hour and minute
+    at least, and no more than microseconds; without an offset it is one of UTC (``macros/shared/times.sql`` has the
+    same rule). A timestamp without time zone has no offset. Years are 1 to 9999. Floats hold the digits they would
+    print. ``NaN`` and ``Infinity`` are no numbers.
     """
     if isinstance(type_, StringType):
         return text
@@ -110,11 +110,13 @@ def exact_value(text: Column, type_: DataType) -> Column:
         return F.when(text.rlike(_NUMBER) & (short | same_digits), value)
     if isinstance(type_, BinaryType):
         return F.try_to_binary(text, F.lit("base64"))
+    if isinstance(type_, TimestampType):
+        in_a_zone = F.when(text.rlike(_LOCAL_TIMESTAMP), F.concat(text, F.lit("Z"))).otherwise(text)
+        # Spark's cast takes an offset only behind seconds.
+        with_seconds = F.regexp_replace(in_a_zone, r"^(.{16})( ?[Z+-].*)$", "$1:00$2")
+        return F.when(text.rlike(_FULL_TIMESTAMP), with_seconds.try_cast(type_))
     pattern = _DATE if isinstance(type_, DateType) else _LOCAL_TIMESTAMP
-    pattern = FULL_TIMESTAMP if isinstance(type_, TimestampType) else pattern
-    # Spark's cast takes an offset only behind seconds.
-    with_seconds = F.regexp_replace(text, r"^(.{10}[ T][0-9]{2}:[0-9]{2})( ?[Z+-].*)$", "$1:00$2")
-    return F.when(text.rlike(pattern), with_seconds.try_cast(type_))
+    return F.when(text.rlike(pattern), text.try_cast(type_))
 
 
 def _scale(number: Column) -> Column:
