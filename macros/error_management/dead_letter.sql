@@ -6,7 +6,8 @@
     Materialize the flagged relation as a table: both models that read it then use the same evaluation.
 
     Check how each function handles errors: `concat`, `try_cast`, `try_to_timestamp` and `from_json` return NULL in
-    both ANSI modes; `cast` and `to_timestamp` raise with ANSI on; `concat_ws` skips NULLs and never shows the error.
+    both ANSI modes; `cast` and `to_timestamp` raise with ANSI on; `concat_ws` skips NULLs and never shows the error;
+    `from_json` and `get_json_object` drop what follows the first object of a line.
 -#}
 
 {% macro dead_letter_flags(relation, transformations) %}

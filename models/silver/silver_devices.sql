@@ -7,23 +7,16 @@
     }}}
 ) }}
 
-with fields as (
-    select
-        from_json(payload, 'type string, full_name string, version string, is_deleted string') as device,
-        load_id,
-        ingested_at
-    from {{ landed('bronze', 'bronze_devices') }}
+with valid as (
+    {{ lakehouse_patterns.dead_letter_valid_rows(ref('silver_devices_flagged')) }}
 )
 
 select
-    device.type,
-    device.version,
-    device.full_name,
-    coalesce(try_cast(device.is_deleted as boolean), false) as is_deleted,
+    type,
+    version,
+    json_object.full_name,
+    coalesce(try_cast(json_object.is_deleted as boolean), false) as is_deleted,
     load_id,
     ingested_at
-from fields
-where
-    device.type is not null
-    and device.version is not null
-    and {{ lakehouse_patterns.incremental_window('ingested_at') }}
+from valid
+where {{ lakehouse_patterns.incremental_window('ingested_at') }}

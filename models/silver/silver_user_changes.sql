@@ -19,17 +19,6 @@
 {% else %}
     with valid as (
         {{ lakehouse_patterns.dead_letter_valid_rows(ref('silver_user_changes_flagged')) }}
-    ),
-
-    fields as (
-        select
-            *,
-            from_json(
-                payload,
-                'login string, email string, registered_datetime string, first_connection_datetime string, '
-                || 'last_connection_datetime string, plan string, is_deleted string'
-            ) as change
-        from valid
     )
 
     select
@@ -37,13 +26,13 @@
         op,
         sequence,
         changed_at,
-        change.login,
-        change.email,
-        {{ lakehouse_patterns._full_timestamp('change.registered_datetime') }} as registered_at,
-        {{ lakehouse_patterns._full_timestamp('change.first_connection_datetime') }} as first_connection_at,
-        {{ lakehouse_patterns._full_timestamp('change.last_connection_datetime') }} as last_connection_at,
-        change.plan,
-        op = 'D' or coalesce(try_cast(change.is_deleted as boolean), false) as is_deleted,
+        json_object.login,
+        json_object.email,
+        {{ lakehouse_patterns._full_timestamp('json_object.registered_datetime') }} as registered_at,
+        {{ lakehouse_patterns._full_timestamp('json_object.first_connection_datetime') }} as first_connection_at,
+        {{ lakehouse_patterns._full_timestamp('json_object.last_connection_datetime') }} as last_connection_at,
+        json_object.plan,
+        op = 'D' or coalesce(try_cast(json_object.is_deleted as boolean), false) as is_deleted,
         ingested_at
-    from fields
+    from valid
 {% endif %}

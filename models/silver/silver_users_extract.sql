@@ -3,16 +3,15 @@
 -- The newest full extract, one row a user; an extract without `updated_at` takes its folder's date, and a later load of
 -- that folder a microsecond more, so that a correction of the same day is newer.
 with current_lines as (
-    {{ lakehouse_patterns.current_lines(landed('bronze', 'bronze_users'), landed('bronze', 'bronze_users_files')) }}
+    {{ lakehouse_patterns.current_lines(
+        ref('silver_users_extract_flagged'), landed('bronze', 'bronze_users_files')
+    ) }}
 ),
 
 fields as (
     select
-        from_json(
-            payload,
-            'id string, login string, email string, registered_datetime string, '
-            || 'first_connection_datetime string, last_connection_datetime string, plan string, updated_at string'
-        ) as extract,
+        json_object as extract,
+        error_class,
         load_id,
         -- The folder's date, or that of a file which lies in no dated folder.
         coalesce(
@@ -26,7 +25,7 @@ newest_extract as (
     select *
     from fields
     where
-        extract.id is not null
+        error_class is null
         and extracted_at = (select max(all_lines.extracted_at) from fields as all_lines)
 ),
 

@@ -50,7 +50,7 @@ from (
         case
             when record.payload is null then null
             when cdc.op is null
-                then named_struct('class', 'MALFORMED_ENVELOPE', 'message', 'the payload is no JSON object with op')
+                then named_struct('class', 'MALFORMED_ENVELOPE', 'message', 'the payload is not one JSON object with op')
             when cdc.connector <> 'postgresql'
                 then named_struct(
                     'class', 'UNSUPPORTED_SOURCE',
@@ -163,10 +163,9 @@ from (
                         else struct(parsed.op, parsed.before, parsed.after, parsed.source, parsed.transaction)
                     end as envelope,
                     {#- Apart, as a key may have a column payload. #}
-                    from_json(record.key, {{ lakehouse_patterns.text_literal(record_key) }}) as record_key,
-                    from_json(
-                        record.key, {{ lakehouse_patterns.text_literal('struct<payload: ' ~ record_key ~ '>') }}
-                    ) as wrapped_key
+                    {{ lakehouse_patterns._json_value('record.key', record_key) }} as record_key,
+                    {{ lakehouse_patterns._json_value('record.key', 'struct<payload: ' ~ record_key ~ '>') }}
+                        as wrapped_key
                 from (
                     select
                         struct(payload, key, topic, partition, offset, timestamp, headers) as record,
@@ -176,8 +175,8 @@ from (
                     {#- Spark copies expressions into a pushed-down filter, and would parse a record a hundred times.
                         A lateral view stops these copies, while a filter on ingested_at still prunes. #}
                     lateral view explode(
-                        array(from_json(payload, {{ lakehouse_patterns.text_literal(
-                            'struct<' ~ envelope ~ ', payload: struct<' ~ envelope ~ '>>') }}))
+                        array({{ lakehouse_patterns._json_value(
+                            'payload', 'struct<' ~ envelope ~ ', payload: struct<' ~ envelope ~ '>>') }})
                     ) once as parsed
                 )
             )

@@ -41,7 +41,7 @@
     {%- elif kind == 'array' -%}
         {{ return(lakehouse_patterns._cdc_array(text, column)) }}
     {%- elif kind in ('map', 'struct') -%}
-        {{ return('from_json(' ~ text ~ ', ' ~ lakehouse_patterns.text_literal(column.type) ~ ')') }}
+        {{ return(lakehouse_patterns._json_value(text, column.type)) }}
     {%- elif kind in ('decimal', 'dec', 'numeric') -%}
         {{ return(lakehouse_patterns._cdc_decimal(text, type)) }}
     {%- else -%}
@@ -64,7 +64,7 @@
     {#- The number counts in no zone: through the session's zone and back. -#}
     {{ return(
         "coalesce(convert_timezone('UTC', try_cast(timestamp_micros(" ~ micros ~ ') as timestamp_ntz)), '
-        ~ 'case when ' ~ lakehouse_patterns._is_full_timestamp(text) ~ ' then try_cast(' ~ text ~ ' as timestamp_ntz) end)'
+        ~ 'case when ' ~ lakehouse_patterns._is_timestamp(text, 'Z?') ~ ' then try_cast(' ~ text ~ ' as timestamp_ntz) end)'
     ) }}
 {% endmacro %}
 
@@ -80,7 +80,7 @@
     {#- Element by element, as each may be in Debezium's notation; one that is no value makes the whole none. -#}
     {%- set item = {'type': column.type[column.type.find('<') + 1:-1] | trim, 'unit': column.unit} -%}
     {%- set typed = lakehouse_patterns._cdc_typed('item', item) -%}
-    {%- set items = 'from_json(' ~ text ~ ", 'array<string>')" -%}
+    {%- set items = lakehouse_patterns._json_value(text, 'array<string>') -%}
     {{ return(
         'case when forall(' ~ items ~ ', item -> item is null or ' ~ typed ~ ' is not null) '
         ~ 'then transform(' ~ items ~ ', item -> ' ~ typed ~ ') end'

@@ -139,9 +139,9 @@ def test_what_is_no_change_is_rejected_with_its_reason(spark, render, records, a
     assert_rows(
         rejected.select("record.offset", "error_class", "error_message"),
         [
-            (0, "MALFORMED_ENVELOPE", "the payload is no JSON object with op"),
-            (1, "MALFORMED_ENVELOPE", "the payload is no JSON object with op"),
-            (2, "MALFORMED_ENVELOPE", "the payload is no JSON object with op"),
+            (0, "MALFORMED_ENVELOPE", "the payload is not one JSON object with op"),
+            (1, "MALFORMED_ENVELOPE", "the payload is not one JSON object with op"),
+            (2, "MALFORMED_ENVELOPE", "the payload is not one JSON object with op"),
             (3, "UNKNOWN_OPERATION", "op is 'x'; known are c, r, u, d, t, m"),
             (4, "MALFORMED_ENVELOPE", "op c without after"),
             (5, "MALFORMED_ENVELOPE", "source.lsn or its time is missing"),
@@ -158,6 +158,45 @@ def test_what_is_no_change_is_rejected_with_its_reason(spark, render, records, a
     assert_rows(
         narrow.select("error_class", "error_message"),
         [("INVALID_VALUE", "no value of the type in id (int)")],
+    )
+
+
+def test_a_record_with_anything_but_one_object_is_no_change(spark, render, records, ansi_modes):
+    one, other = envelope("c", 1, after=row(1)), envelope("c", 2, after=row(2))
+    glued = [
+        one + other,
+        f"{one} {other}",
+        f"{one},{other}",
+        f"{one} more",
+        one + "]",
+        one + "}",
+        one.replace('"', "'"),
+    ]
+    found = flagged(spark, render, records.frame(*glued, f" {one} "))
+    malformed = ("MALFORMED_ENVELOPE", "the payload is not one JSON object with op")
+    assert_rows(
+        found.select("record.offset", "error_class", "error_message"),
+        [*((offset, *malformed) for offset in range(len(glued))), (len(glued), None, None)],
+    )
+    keys = records.frame(envelope("d", 3), key='{"id": 8} {"id": 9}')
+    assert_rows(flagged(spark, render, keys).select("id", "error_class"), [(None, "NULL_KEY")])
+
+
+def test_a_value_is_one_list_or_struct(spark, render, records, ansi_modes):
+    columns = {"id": "int", "tags": "array<int>", "place": "struct<city: string>"}
+    frame = records.frame(
+        envelope("c", 1, after={"id": 1, "tags": "[1, 2]", "place": '{"city": "Bern"}'}),
+        envelope("c", 2, after={"id": 2, "tags": "[1, 2] [3]", "place": None}),
+        envelope("c", 3, after={"id": 3, "tags": None, "place": '{"city": "Bern"} {"city": "Basel"}'}),
+    )
+    found = flagged(spark, render, frame, columns)
+    assert_rows(
+        found.selectExpr("id", "tags", "place.city", "error_message"),
+        [
+            (1, [1, 2], "Bern", None),
+            (2, None, None, "no value of the type in tags (array<int>)"),
+            (3, None, None, "no value of the type in place (struct<city: string>)"),
+        ],
     )
 
 
