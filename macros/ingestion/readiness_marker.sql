@@ -2,11 +2,13 @@
     Readiness Marker for the tables of a dbt run: one row in a ledger states that a dataset is ready, and names the
     commit of each of its tables.
 
-    A dataset is all models, seeds and snapshots with one tag. `withdraw_readiness` is an on-run-start hook and deletes
-    the row before the first table is built. `publish_readiness` is an on-run-end hook, dbt's last step, and writes the
-    row when every node of the run passed. A run that dies in between leaves no row. A run that builds only some of the
-    dataset's tables (`--select`, `dbt retry`) leaves no row either, because the other tables are older than their
-    sources. `--empty` leaves no row, because its tables have no rows.
+    A dataset is all models, seeds and snapshots with one tag. `withdraw_readiness` is an on-run-start hook and withdraws
+    the row before the first table is built: it gives the row another dataset's name. `publish_readiness` is an
+    on-run-end hook, dbt's last step, and writes the row when every model and test of the dataset passed; other nodes
+    don't count. A run that dies in between leaves no row. A run that builds only some of the dataset's tables
+    (`--select`, `dbt retry`) leaves no row either, because the other tables are older than their sources. `--empty`
+    leaves no row, because its tables have no rows. A run that builds none of the tables, because a model above them
+    failed, gives the row its name back.
 -#}
 
 {% macro withdraw_readiness(dataset, location_root=none) %}
@@ -16,9 +18,20 @@
 {% macro default__withdraw_readiness(dataset, location_root) %}
     {%- if execute and lakehouse_patterns._readiness_members(dataset, selected_resources) -%}
         {%- set ledger = lakehouse_patterns._readiness_ledger(location_root) -%}
-        {#- Without a matching row the delete writes no commit. -#}
-        {%- do run_query('delete from ' ~ ledger ~ ' where dataset = ' ~ lakehouse_patterns.text_literal(dataset)) -%}
+        {#- A row that a killed run withdrew doesn't come back. Without a matching row a statement writes no commit. -#}
+        {%- do run_query(
+            'delete from ' ~ ledger ~ ' where dataset = ' ~ lakehouse_patterns._readiness_withdrawn(dataset)
+        ) -%}
+        {%- do run_query(
+            'update ' ~ ledger ~ ' set dataset = ' ~ lakehouse_patterns._readiness_withdrawn(dataset)
+            ~ ' where dataset = ' ~ lakehouse_patterns.text_literal(dataset)
+        ) -%}
     {%- endif -%}
+{% endmacro %}
+
+
+{% macro _readiness_withdrawn(dataset) %}
+    {{ return(lakehouse_patterns.text_literal(dataset ~ ', withdrawn')) }}
 {% endmacro %}
 
 
@@ -28,11 +41,18 @@
 
 {% macro default__publish_readiness(dataset, results, location_root) %}
     {%- if execute -%}
-        {%- set statuses, reasons = {}, [] -%}
+        {%- set own = lakehouse_patterns._readiness_members(dataset, stored=false) | map(attribute='unique_id') | list -%}
+        {%- set touched, statuses, reasons = [], {}, [] -%}
         {%- for result in results -%}
-            {%- do statuses.update({result.node.unique_id: result.status | string}) -%}
-            {%- if result.status | string not in ('success', 'pass', 'warn', 'no-op') -%}
-                {%- do reasons.append(result.node.name ~ ' ' ~ result.status) -%}
+            {%- set status = result.status | string -%}
+            {%- do statuses.update({result.node.unique_id: status}) -%}
+            {%- if status != 'skipped' -%}
+                {%- do touched.append(result.node.unique_id) -%}
+            {%- endif -%}
+            {%- set subjects = result.node.depends_on.nodes if result.node.resource_type | string in ('test', 'unit_test')
+                else [result.node.unique_id] -%}
+            {%- if status not in ('success', 'pass', 'warn', 'no-op') and subjects | select('in', own) | list -%}
+                {%- do reasons.append(result.node.name ~ ' ' ~ status) -%}
             {%- endif -%}
         {%- endfor -%}
         {%- if invocation_args_dict.get('empty') -%}
@@ -48,8 +68,19 @@
                 {%- do reasons.append(node.name ~ ' was not built') -%}
             {%- endfor -%}
         {%- endif -%}
-        {%- set built = lakehouse_patterns._readiness_members(dataset, statuses.keys()) -%}
-        {%- if built and reasons -%}
+        {%- set built = lakehouse_patterns._readiness_members(dataset, touched) -%}
+        {%- if not built and lakehouse_patterns._readiness_members(dataset, selected_resources) -%}
+            {%- do run_query(
+                'update ' ~ lakehouse_patterns._readiness_ledger(location_root) ~ ' set dataset = '
+                ~ lakehouse_patterns.text_literal(dataset) ~ ' where dataset = '
+                ~ lakehouse_patterns._readiness_withdrawn(dataset)
+            ) -%}
+            {%- do log('readiness of ' ~ dataset ~ ' stays as it was: none of its tables was built', info=true) -%}
+        {%- elif built and reasons -%}
+            {%- do run_query(
+                'delete from ' ~ lakehouse_patterns._readiness_ledger(location_root) ~ ' where dataset = '
+                ~ lakehouse_patterns._readiness_withdrawn(dataset)
+            ) -%}
             {%- do log('readiness of ' ~ dataset ~ ' is not published: ' ~ (reasons | join(', ')), info=true) -%}
         {%- elif built -%}
             {%- do run_query(lakehouse_patterns._readiness_publish_sql(
@@ -63,13 +94,13 @@
 {% endmacro %}
 
 
-{% macro _readiness_members(dataset, among=none) %}
-    {#- The dataset's stored nodes; with `among` only the nodes with these unique ids. -#}
+{% macro _readiness_members(dataset, among=none, stored=true) %}
+    {#- The dataset's nodes, by default those with a table; with `among` only the nodes with these unique ids. -#}
     {%- set members = [] -%}
     {%- for node in graph.nodes.values()
         if node.resource_type in ('model', 'seed', 'snapshot')
         and dataset in node.config.tags
-        and node.config.materialized not in ('ephemeral', 'view')
+        and (not stored or node.config.materialized not in ('ephemeral', 'view'))
         and (among is none or node.unique_id in among) -%}
         {%- do members.append(node) -%}
     {%- endfor -%}
@@ -119,7 +150,7 @@
 {% macro _readiness_publish_sql(ledger, dataset, versions) %}
 insert into {{ ledger }}
 replace where
-    dataset = {{ lakehouse_patterns.text_literal(dataset) }}
+    dataset in ({{ lakehouse_patterns.text_literal(dataset) }}, {{ lakehouse_patterns._readiness_withdrawn(dataset) }})
 select
     {{ lakehouse_patterns.text_literal(dataset) }} as dataset,
     '{{ invocation_id }}' as run_id,

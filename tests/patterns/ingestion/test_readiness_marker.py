@@ -305,7 +305,7 @@ def test_a_mutable_partition_is_made_anew_with_a_notice_that_is_handled_once(vis
         ({"target": "visits"}, "target must be a folder"),
         ({"from_": "2024-03-01T10:30"}, "inside a partition"),
         ({"to": "2024-03-01T09"}, "from must be before to"),
-        ({"grain": "day"}, "makes each day whole"),
+        ({"grain": "day"}, "a run writes whole partitions; give the start of a day"),
     ],
 )
 def test_wrong_parameters_are_refused(parameters: dict[str, Any], sentence: str) -> None:
@@ -435,21 +435,30 @@ def test_an_orchestrator_needs_no_spark_to_look(folder: Path) -> None:
 # --- dbt ------------------------------------------------------------------------------------------------
 
 MODELS = {
-    "models/orders.sql": "{{ config(materialized='table') }} select id from {{ source('raw', 'orders') }}",
+    "models/orders.sql": (
+        "{{ config(materialized='table') }} select if(id = 41, raise_error('above'), id) as id "
+        "from {{ source('raw', 'orders') }}"
+    ),
+    "models/aside.sql": (
+        "{{ config(materialized='table') }} select if(id = 31, raise_error('aside'), id) as id from {{ ref('orders') }}"
+    ),
     "models/revenue.sql": (
         "{{ config(materialized='table', tags='gold') }} select raise_error('broken') as id from {{ ref('orders') }} "
         "where id = 13 union all select id from {{ ref('orders') }}"
     ),
     "models/customers.sql": (
         "{{ config(materialized='table', tags='gold') }} select 1 as id from {{ ref('revenue') }} "
-        "union all select raise_error('late') as id from {{ source('raw', 'orders') }} where id = 21"
+        "union all select if(id = 21, raise_error('late'), id) as id from {{ source('raw', 'orders') }} "
+        "where id in (21, 99)"
     ),
     "models/_models.yml": """
 version: 2
 sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: orders, identifier: landed}]}]
 models:
   - name: orders
-    columns: [{name: id, data_tests: [{accepted_values: {arguments: {values: [1, 2, 13, 21], quote: false}}}]}]
+    columns: [{name: id, data_tests: [{accepted_values: {arguments: {values: [1, 2, 13, 21, 31, 99], quote: false}}}]}]
+  - name: customers
+    columns: [{name: id, data_tests: [{accepted_values: {arguments: {values: [1], quote: false}}}]}]
 """,
 }  # fmt: skip
 
@@ -479,12 +488,21 @@ def builds(make_project: Callable[..., DbtProject]) -> Iterator[Builds]:
     builds.build("passed", [1])
     builds.build("partial", [1], "--select", "customers")
     builds.build("passed again", [1, 2])
+    builds.build("a model above fails", [41], fails=True)
+    builds.build("a test above fails", [98], fails=True)
     builds.build("failing node", [13], fails=True)
     builds.build("passed once more", [1])
+    builds.build("a model aside fails", [31], fails=True)
     builds.build("last node fails", [21], fails=True)
     builds.build("retried", [1], command="retry")
     builds.build("empty", [1], "--empty")
     builds.build("failing test", [99], fails=True)
+    ledger = f"{builds.project.schema}.observability_readiness"
+    killed = (
+        "'gold, withdrawn' as dataset, 'killed' as run_id, now() as published_at, array() as table_versions"
+    )
+    builds.project.spark.sql(f"insert into {ledger} by name select {killed}, 1 as format_version")
+    builds.build("a model above fails after a killed run", [41], fails=True)
     return builds
 
 
@@ -505,19 +523,43 @@ def test_a_failing_and_a_skipped_node_leave_no_marker(builds: Builds) -> None:
 
 def test_a_failing_test_leaves_no_marker(builds: Builds) -> None:
     assert "fail" in builds.statuses["failing test"].values()
-    assert len(builds.ledgers["passed once more"]) == 1
+    assert builds.statuses["failing test"]["customers"] == "success"
+    assert len(builds.ledgers["a model aside fails"]) == 1
     assert builds.ledgers["failing test"] == []
 
 
+@pytest.mark.parametrize("name", ["a model above fails", "a test above fails"])
+def test_a_failure_above_leaves_the_marker_of_the_untouched_tables(builds: Builds, name: str) -> None:
+    statuses = builds.statuses[name]
+    assert {statuses["revenue"], statuses["customers"]} == {"skipped"}
+    assert len(builds.ledgers[name]) == 1
+    assert builds.ledgers[name] == builds.ledgers["passed again"]
+
+
+def test_a_failure_aside_does_not_count(builds: Builds) -> None:
+    assert builds.statuses["a model aside fails"]["aside"] == "error"
+    ((before,), (after,)) = (builds.ledgers[name] for name in ("passed once more", "a model aside fails"))
+    assert {table.name: table.version for table in before.table_versions} != {
+        table.name: table.version for table in after.table_versions
+    }
+
+
+def test_a_marker_that_a_killed_run_withdrew_does_not_come_back(builds: Builds) -> None:
+    assert builds.statuses["a model above fails after a killed run"]["revenue"] == "skipped"
+    assert builds.ledgers["a model above fails after a killed run"] == []
+
+
 def test_a_run_of_some_tables_leaves_no_marker(builds: Builds) -> None:
-    assert builds.statuses["partial"] == {"customers": "success"}
+    assert builds.statuses["partial"]["customers"] == "success"
+    assert "revenue" not in builds.statuses["partial"]
     assert builds.ledgers["partial"] == []
 
 
 def test_a_retry_builds_a_part_and_leaves_no_marker(builds: Builds) -> None:
     assert builds.statuses["last node fails"]["revenue"] == "success"
     assert builds.statuses["last node fails"]["customers"] == "error"
-    assert builds.statuses["retried"] == {"customers": "success"}
+    assert builds.statuses["retried"]["customers"] == "success"
+    assert "revenue" not in builds.statuses["retried"]
     assert builds.ledgers["retried"] == []
 
 
