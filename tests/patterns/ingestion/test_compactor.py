@@ -294,6 +294,15 @@ def test_the_report_measures_listing_and_reading_before_and_after(table: Table) 
     assert all(report[name] > 0 for name in measured)
 
 
+def test_listing_takes_less_time_after_500_files_became_one(table: Table) -> None:
+    """The times are the better of two listings, of 500 files and of one."""
+    rows = table.spark.range(500, numPartitions=1).write.option("maxRecordsPerFile", 1)
+    rows.format("delta").save(table.path)
+    report = table.compact()
+    assert (report["files_before"], report["files_after"]) == (500, 1)
+    assert report["listing_ms_after"] < report["listing_ms_before"]
+
+
 def test_a_writer_of_the_same_files_wins_and_the_next_run_compacts_the_rest(table: Table) -> None:
     """A DELETE commits between the compaction's first data file and its commit."""
     rows = table.spark.range(320, numPartitions=2).withColumn("day", F.expr("concat('d', id % 16)"))

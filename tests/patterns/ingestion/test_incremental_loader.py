@@ -7,6 +7,7 @@ import datetime as dt
 import gzip
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from python_jobs.shared.spark.job import run_job
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
-from tests.support.session import process_environment
+from tests.support.session import process_environment, small_configuration
 from tests.support.snippets import snippet
 
 JOB = REPOSITORY / "python_jobs" / "ingestion" / "incremental_loader.py"
@@ -471,6 +472,24 @@ def test_a_target_that_may_not_be_written_is_one_sentence(feed: Feed, tmp_path: 
     assert "permission denied" in end.stderr.splitlines()[-1]
     assert "Traceback" not in end.stderr
     assert list(read_only.iterdir()) == []
+
+
+def test_a_full_disk_is_one_sentence(feed: Feed, tmp_path: Path) -> None:
+    """The target is a file system of one megabyte, which ends with the process that mounts it."""
+    feed.land(f"{HOUR_10}/a.json", "".join(f"{secrets.token_hex(500)}\n" for _ in range(4000)))
+    Path(feed.target).mkdir(parents=True)
+    mount = 'mount -t tmpfs -o size=1m tmpfs "$0" && exec "$@"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, feed.target, *_command(feed)]
+    variables = os.environ | {"SPARK_CONF_DIR": str(small_configuration(tmp_path / "conf"))}
+    end = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert end.returncode == 1
+    printed = [
+        line
+        for line in end.stderr.splitlines()
+        if line != "WARNING: Using incubator modules: jdk.incubator.vector"
+    ]
+    assert printed[0].startswith("JobFailed: no space left on the device (")
+    assert printed[1:] == []
 
 
 # --- two runs at once, and runs that are killed ----------------------------------------------------------
