@@ -11,6 +11,11 @@ ordinal * 1,000,000 + number): it doesn't depend on the order in which hours are
 transaction number, for which two runs at once compete:
 the loser looks again at what is there and loads what is left.
 
+``--min_files``, ``--min_bytes`` and ``--max_wait`` let small files wait until they are worth a load: schedule the job
+every minute, and a run before that exits with code 4. With ``--unreadable_files set_aside`` a corrupt file doesn't stop
+the others: ``<target>_unreadable`` has the file and the cause, and a repaired file is loaded. A file that is gone when
+it is read is in the report.
+
 A second table, ``<target>_files``, is the ledger of files, empty ones included. It is written after bronze in
 a commit of its own under the same number; a run that finds it behind completes it from bronze first.
 
@@ -27,7 +32,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +44,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.ingestion.file_batches import (
+    BatchParameters,
+    UnreadFiles,
+    files_set_aside,
+    identity,
+    set_aside,
+    unread_files,
+)
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, given
 from python_jobs.shared.core.intervals import Interval, parse_time, partition_folder, to_micros
@@ -75,7 +88,7 @@ _BRONZE_TYPES = {
 
 
 @dataclass(frozen=True)
-class Parameters(ProcessingTimeParameters):
+class Parameters(ProcessingTimeParameters, BatchParameters):
     """Append the new and changed files of a landing folder to a bronze table, one row a line."""
 
     source: str
@@ -94,9 +107,18 @@ class Parameters(ProcessingTimeParameters):
     """Load only when the partition after the window exists, which proves that the window is complete."""
     mode: Literal["append", "replace_window"] = "append"
     """replace_window rewrites the window's partitions instead: for tables that nobody reads as a stream."""
+    unreadable_files: Literal["refuse", "set_aside"] = "refuse"
+    """set_aside loads the other files of a batch; a file that can't be read is listed in <target>_unreadable."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        BatchParameters.__post_init__(self)
+        parts = self.min_files or self.min_bytes or self.max_wait or self.unreadable_files == "set_aside"
+        if parts and self.mode == "replace_window":
+            raise WrongUse(
+                "mode replace_window takes its window whole: min_files, min_bytes, max_wait and unreadable_files "
+                "set_aside need mode append"
+            )
         source, target = (absolute(path).rstrip("/") + "/" for path in (self.source, self.target))
         if is_path(self.target) and (target.startswith(source) or source.startswith(target)):
             raise WrongUse(f"source {self.source} and target {self.target} must not lie in one another")
@@ -128,6 +150,11 @@ class Parameters(ProcessingTimeParameters):
     def ledger(self) -> str:
         """The table of the files that were loaded, beside the target."""
         return self.target.rstrip("/") + "_files"
+
+    @property
+    def unreadable(self) -> str:
+        """The table of the files that could not be read, beside the target."""
+        return self.target.rstrip("/") + "_unreadable"
 
     def _floor(self, moment: dt.datetime) -> dt.datetime:
         hour = moment.replace(minute=0, second=0, microsecond=0)
@@ -217,19 +244,19 @@ class Landing:
     """A folder of any Hadoop file system (local, HDFS, S3)."""
 
     def __init__(self, spark: SparkSession, source: str) -> None:
-        self._folder = HadoopFolder(spark, source)
+        self.folder = HadoopFolder(spark, source)
         self._hours: dict[str, list[str]] = {}
         if not self.has_folder(""):
             raise WrongUse(f"there is no source folder {source}")
 
     def has_folder(self, relative: str) -> bool:
         """Return whether a path relative to the root is a folder."""
-        entry = self._folder.entry(relative)
+        entry = self.folder.entry(relative)
         return entry is not None and entry.is_folder
 
     def files(self, folders: Sequence[str]) -> list[LandingFile]:
         """List the files under the folders, in order; see :mod:`python_jobs.shared.files.file_sets`."""
-        found = list_files(self._folder, folders)
+        found = list_files(self.folder, folders)
         return [LandingFile(file.file_path, file.path, file.size, file.modified_at) for file in found]
 
     def partition_folders(self, start: dt.datetime, grain: str) -> list[str]:
@@ -238,7 +265,7 @@ class Landing:
         if grain == "day":
             return [day] if self.has_folder(day) else []
         if day not in self._hours:
-            names = [entry.name for entry in self._folder.entries(day) if entry.is_folder]
+            names = [entry.name for entry in self.folder.entries(day) if entry.is_folder]
             self._hours[day] = sorted(name for name in names if re.fullmatch(r"hour=[0-9]{1,2}", name))
         return [f"{day}/{name}" for name in self._hours[day] if int(name.partition("=")[2]) == start.hour]
 
@@ -473,7 +500,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     for _ in range(_COMMIT_ATTEMPTS):
         with unreadable_files_refused("nothing was written"), _append_only_refused(parameters):
             try:
-                report = _load(spark, parameters, now)
+                report = _load_what_can_be_read(spark, parameters, now)
             except CONFLICTS:
                 continue
         if report is not None:
@@ -481,15 +508,46 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     raise JobFailed(f"other runs kept committing to {parameters.target}; nothing was written, run again")
 
 
-def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict[str, Any] | None:
-    """Return the report, or None if another run took our number."""
+def _load_what_can_be_read(
+    spark: SparkSession, parameters: Parameters, now: dt.datetime
+) -> dict[str, Any] | None:
+    """Return the report of a load; a batch that ends at files that can't be read is loaded again without them."""
+    left_out: dict[SourceFile, str | None] = {}
+    while True:
+        try:
+            report = _load(spark, parameters, now, left_out)
+        except UnreadFiles as unread:
+            left_out |= unread.files
+            corrupt = {file: cause for file, cause in unread.files.items() if cause is not None}
+            if corrupt:
+                set_aside(spark, parameters.unreadable, corrupt, now)
+            continue
+        gone = [file.file_path for file, cause in left_out.items() if cause is None]
+        return None if report is None else report | {"files_gone": gone}
+
+
+def _load(
+    spark: SparkSession, parameters: Parameters, now: dt.datetime, left_out: Collection[SourceFile]
+) -> dict[str, Any] | None:
+    """Return the report, or None if another run took our number.
+
+    Raises:
+        NotReady: the files are not enough for a load.
+        UnreadFiles: files of the batch can't be read, and are to be set aside.
+    """
     landing = Landing(spark, parameters.source)
-    files = landing.files(window_folders(landing, parameters))
+    listed = landing.files(window_folders(landing, parameters))
+    setting_aside = parameters.unreadable_files == "set_aside"
+    unreadable = files_set_aside(spark, parameters.unreadable) if setting_aside else set()
+    files = [file for file in listed if file not in left_out and identity(file) not in unreadable]
     columns = partition_columns(spark, parameters, files)
     before = loaded(spark, parameters)
 
     new, changed = new_and_changed(spark, files, before.ledger)
     batch = new + changed
+    waits = parameters.waits_for(batch, now)
+    if waits is not None and not left_out:  # the files that were left out were enough, too
+        raise NotReady(f"{parameters.source}: {waits}; nothing was loaded")
     window = parameters.window if parameters.mode == "replace_window" else None
     is_gone = window is not None and has_files_that_are_gone(spark, files, before.ledger, window)
     if window is not None and (batch or is_gone):
@@ -506,10 +564,11 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     report = {
         "source": parameters.source,
         "target": parameters.target,
-        "files_listed": len(files),
+        "files_listed": len(listed),
         "files_new": len(new),
         "files_changed": len(changed),
-        "files_skipped": len(files) - len(batch),
+        "files_skipped": len(listed) - len(batch),
+        "files_unreadable": sum(identity(file) in unreadable for file in listed),
         "lines_written": 0,
         "table_version": latest_version(spark, parameters.target) if exists else None,
     }
@@ -523,23 +582,26 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
     file_rows = files_frame(spark, load_ids, ingested_at)
     condition = None if window is None else _replace_condition(parameters, columns)
     transaction = (APP_ID, before.run + 1)
-    user_metadata = write_once(
-        spark,
-        bronze_rows(
-            read_lines(spark, batch).select(F.col("value").alias("payload"), url_path().alias("url_path")),
-            file_rows,
-            columns,
-        ),
-        parameters.target,
-        transaction=transaction,
-        partition_columns=columns,
-        properties={
-            "delta.appendOnly": str(window is None).lower(),
-            # No statistics over payload: they cost, and can't hold bytes that are no text.
-            "delta.dataSkippingStatsColumns": "file_path,load_id,ingested_at",
-        },
-        replace_where=condition,
-    )
+    with _unread_files_named(landing, batch if setting_aside else ()):
+        user_metadata = write_once(
+            spark,
+            bronze_rows(
+                read_lines(spark, batch).select(
+                    F.col("value").alias("payload"), url_path().alias("url_path")
+                ),
+                file_rows,
+                columns,
+            ),
+            parameters.target,
+            transaction=transaction,
+            partition_columns=columns,
+            properties={
+                "delta.appendOnly": str(window is None).lower(),
+                # No statistics over payload: they cost, and can't hold bytes that are no text.
+                "delta.dataSkippingStatsColumns": "file_path,load_id,ingested_at",
+            },
+            replace_where=condition,
+        )
     data_commit = find_commit(spark, parameters.target, user_metadata)
     if data_commit is None:
         return None
@@ -558,6 +620,20 @@ def _load(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> dict
         "table_version": data_commit["version"],
         "ledger_version": latest_version(spark, parameters.ledger),
     }
+
+
+@contextmanager
+def _unread_files_named(landing: Landing, batch: Sequence[LandingFile]) -> Iterator[None]:
+    """Raise UnreadFiles in place of a failure of the block that files of the batch have caused."""
+    try:
+        yield
+    except CONFLICTS:
+        raise
+    except (PySparkException, Py4JJavaError) as failure:
+        unread = unread_files(landing.folder, batch, failure)
+        if not unread:
+            raise
+        raise UnreadFiles(unread) from failure
 
 
 def _folder_of(file: LandingFile) -> str:

@@ -67,7 +67,7 @@ def job_outcome(
         spark = session()
         try:
             return run(spark, parameters)
-        except (PySparkException, Py4JJavaError, OSError) as failure:
+        except (PySparkException, Py4JJavaError) as failure:
             sentence = known_failure(failure)
             if sentence is None:
                 raise
@@ -112,7 +112,10 @@ def unreadable_file(failure: Exception) -> str | None:
     refused = re.search(rf"\] {RECORD_REFUSED}([\s\S]+?) SQLSTATE", str(failure))
     if refused is not None:
         return " ".join(refused[1].split())
-    named = re.search(r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.? +SQLSTATE", str(failure))
+    named = re.search(
+        r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.?(?: File does not exist\.[\s\S]*?)? +SQLSTATE",
+        str(failure),
+    )
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
 
 

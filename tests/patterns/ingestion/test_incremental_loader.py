@@ -492,6 +492,109 @@ def test_a_full_disk_is_one_sentence(feed: Feed, tmp_path: Path) -> None:
     assert printed[1:] == []
 
 
+# --- micro-batches of files -------------------------------------------------------------------------------
+
+AT_10 = dt.datetime.fromtimestamp(1_709_290_800, dt.UTC)  # when Feed.land says that a file was written
+LIMITS = {"min_files": 50, "min_bytes": 1000, "max_wait": "15 minutes"}
+
+
+def test_files_wait_until_they_are_enough(feed: Feed) -> None:
+    def load(minutes: float, **limits: Any) -> dict[str, Any]:
+        now = (AT_10 + dt.timedelta(minutes=minutes)).isoformat()
+        return feed.load(now=now, **(limits or LIMITS))
+
+    for number in range(49):
+        feed.land(f"{HOUR_10}/{number}.json", "a\n")
+    with pytest.raises(
+        NotReady,
+        match="49 files of 98 bytes wait, the oldest for 60 seconds; a load takes 50 files or 1000 bytes or a file "
+        "that is 15 minutes old; nothing was loaded",
+    ):
+        load(1)
+    assert not Path(feed.target).exists()
+    feed.land(f"{HOUR_10}/49.json", "a\n")
+    assert load(1)["files_new"] == 50
+    assert load(1)["files_new"] == 0
+
+    feed.land(f"{HOUR_10}/alone.json", "a\n")
+    with pytest.raises(NotReady, match="1 files of 2 bytes wait, the oldest for 899 seconds"):
+        load(14.99)
+    with pytest.raises(NotReady, match="a load takes 50 files; nothing"):
+        load(1000, min_files=50)
+    assert load(15)["files_new"] == 1
+
+    feed.land(f"{HOUR_11}/big.json", "b" * 998 + "\n")
+    with pytest.raises(NotReady, match="1 files of 999 bytes wait"):
+        load(0)
+    feed.land(f"{HOUR_11}/small.json", "b")
+    assert load(0)["files_new"] == 2
+    assert feed.bronze().count() == 53
+
+
+def test_a_corrupt_file_of_five_is_set_aside_until_it_is_repaired(feed: Feed) -> None:
+    for name in "abcd":
+        feed.land(f"{HOUR_10}/{name}.json.gz", gzip.compress(f"{name}\n".encode()))
+    feed.land(f"{HOUR_10}/corrupt.json.gz", gzip.compress(os.urandom(5000))[:2000])
+    with pytest.raises(JobFailed, match=r"corrupt\.json\.gz.*; nothing was written"):
+        feed.load()
+    reports = [feed.load(unreadable_files="set_aside", min_files=5), feed.load(unreadable_files="set_aside")]
+    assert [(r["lines_written"], r["files_unreadable"], r["files_gone"]) for r in reports] == [
+        (4, 1, []),
+        (0, 1, []),
+    ]
+    assert_rows(feed.bronze().select("payload"), [("a",), ("b",), ("c",), ("d",)])
+    unreadable = feed.spark.read.format("delta").load(f"{feed.target}_unreadable")
+    assert_rows(unreadable.select("file_path", "file_size"), [(f"{HOUR_10}/corrupt.json.gz", 2000)])
+    assert "Unexpected end of input stream" in unreadable.first().reason
+
+    feed.land(f"{HOUR_10}/corrupt.json.gz", gzip.compress(b"e\n"), modified_at=1_709_290_900)
+    report = feed.load(unreadable_files="set_aside")
+    assert (report["lines_written"], report["files_unreadable"]) == (1, 0)
+
+
+def test_a_file_that_is_gone_when_it_is_read_is_reported(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_lines = incremental_loader.read_lines
+
+    def reading(spark: SparkSession, files: Any) -> DataFrame:
+        """Between the listing and the read, somebody deletes b."""
+        lines = read_lines(spark, files)
+        (feed.folder / HOUR_10 / "b.json").unlink(missing_ok=True)
+        return lines
+
+    monkeypatch.setattr(incremental_loader, "read_lines", reading)
+    for name in "abc":
+        feed.land(f"{HOUR_10}/{name}.json", f"{name}\n")
+    with pytest.raises(JobFailed, match=r"b\.json"):
+        feed.load()
+    feed.land(f"{HOUR_10}/b.json", "b\n")
+    report = feed.load(unreadable_files="set_aside")
+    assert (report["lines_written"], report["files_gone"], report["files_unreadable"]) == (
+        2,
+        [f"{HOUR_10}/b.json"],
+        0,
+    )
+    assert_rows(feed.bronze().select("payload"), [("a",), ("c",)])
+    assert not Path(f"{feed.target}_unreadable").exists()
+    feed.land(f"{HOUR_10}/b.json", "b\n")
+    monkeypatch.undo()
+    assert feed.load(unreadable_files="set_aside")["lines_written"] == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"min_files": 0}, "min_files must be 1 or more, got 0"),
+        ({"min_bytes": -1}, "min_bytes must be 1 or more, got -1"),
+        ({"max_wait": "soon"}, "'soon' is no duration"),
+        ({"min_files": 2, "mode": "replace_window", **WINDOW_10}, "replace_window takes its window whole"),
+        ({"unreadable_files": "set_aside", "mode": "replace_window", **WINDOW_10}, "takes its window whole"),
+    ],
+)
+def test_wrong_limits_are_refused(parameters: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(WrongUse, match=sentence):
+        Parameters(source="landing", target="bronze", **parameters)
+
+
 # --- two runs at once, and runs that are killed ----------------------------------------------------------
 
 
