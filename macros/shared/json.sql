@@ -14,6 +14,6 @@
         ~ ", map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false'))" -%}
     {{ return(
         'get(get(get(filter(array(case when is_valid_utf8(' ~ text ~ ') then ' ~ lists ~ ' end), '
-        ~ 'both -> size(both) = 2 and size(get(both, 0)) = 1 and size(get(both, 1)) = 2), 0), 0), 0)'
+        ~ 'pair -> size(pair) = 2 and size(get(pair, 0)) = 1 and size(get(pair, 1)) = 2), 0), 0), 0)'
     ) }}
 {% endmacro %}
