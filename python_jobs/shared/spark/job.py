@@ -67,7 +67,7 @@ def job_outcome(
         spark = session()
         try:
             return run(spark, parameters)
-        except (PySparkException, Py4JJavaError) as failure:
+        except (PySparkException, Py4JJavaError, OSError) as failure:
             sentence = known_failure(failure)
             if sentence is None:
                 raise
