@@ -173,7 +173,7 @@ class TestSplit:
         stream.append((9, None), (10, "nope"), (11, "10h15"), (12, "2031-01-01T00:00:00Z"))
         stream.append(
             (13, "09:37"), (14, "09:36:59.999999"), (17, "08:00"), (18, "07:00"),
-            (19, "0000-01-01T00:00:00Z", "visits", 1),
+            (19, "0001-01-01T00:00:00Z", "visits", 1),
         )  # fmt: skip
         return stream, stream.run(max_files_per_trigger=1)
 
