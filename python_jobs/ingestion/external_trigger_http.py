@@ -5,7 +5,8 @@
 Notifications come to ``POST /events`` (push: the program doesn't poll and costs nothing without events) and, if the
 configuration names a topic, from Kafka (pull: a consumer waits at the broker). Each envelope is written to the run
 registry before it is acknowledged. Then threads start its runs, at most ``max_active_runs`` of a workload at a time,
-and end when nothing is queued. A run is a local command (``spark-submit``, ``dbt build``) or a DAG's run in Airflow.
+and end when nothing is queued. A run is a local command (``spark-submit``, ``dbt build``), in the folder in which
+this program was started, or a DAG's run in Airflow.
 
 Unreadable records and runs that failed for good are dead letters. ``GET /dead-letters`` lists them, and
 ``POST /dead-letters/<id>/replay`` starts exactly one run for a dead letter.
@@ -60,7 +61,6 @@ from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy, classif
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.kafka.clients import passes
 
-ROOT = Path(__file__).resolve().parent.parent
 NAME = "external_trigger"
 REGISTRY_FILE = "runs.sqlite"
 MAX_ENVELOPE_BYTES = 1_000_000
@@ -334,7 +334,7 @@ class Trigger:
         # The child inherits the lock: if this process dies, the next one waits for the child before its own run.
         with self._exclusive(folder / "lock") as lock, output.open("ab") as stream:
             child = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
                 start_new_session=True, pass_fds=[lock],
             )  # fmt: skip
             with self._lock:

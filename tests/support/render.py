@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dbt.adapters.factory import get_adapter_by_type
+from dbt.adapters.factory import FACTORY, get_adapter_by_type
 from dbt.context.providers import generate_runtime_macro_context
 from pyspark.sql import SparkSession
 
@@ -21,6 +21,7 @@ class MacroRenderer:
         self._project = DbtProject(root, spark, {"models/one.sql": "select 1 as one"})
         # One real call registers the adapter in this process.
         self._project.run("compile", "--select", "one")
+        self._adapter = get_adapter_by_type("spark")
 
     def __call__(self, macro: str, *, package: str = PACKAGE, **arguments: Any) -> Any:
         """Return the result of ``macro`` for ``arguments``: its SQL, or the value that it returns.
@@ -28,7 +29,9 @@ class MacroRenderer:
         Raises:
             dbt_common.exceptions.DbtRuntimeError: the macro refused its arguments.
         """
-        adapter = get_adapter_by_type("spark")
+        adapter = self._adapter
+        # The process has one adapter, that of the last call of dbt; its variables would be rendered here.
+        FACTORY.adapters["spark"] = adapter
         adapter.set_macro_context_generator(generate_runtime_macro_context)
         adapter.set_macro_resolver(self._project.manifest())
         with adapter.connection_named("render"), settings_kept(self._spark):

@@ -370,7 +370,7 @@ def test_a_delta_column_that_is_none_and_a_target_of_another_schema(legacy: Lega
     for column, sentence in (("ingested", "no column ingested; it has visit_id"), ("page", "page is string")):
         with pytest.raises(WrongUse, match=sentence):
             legacy.append(delta_column=column, **hours(10, 11))
-    with pytest.raises(WrongUse, match="has a column page; name the computed"):
+    with pytest.raises(WrongUse, match="has a column page; give the computed"):
         legacy.append(delta_column="page", delta_expression="page", **hours(10, 11))
     legacy.spark.range(1).write.format("delta").save(legacy.target)
     with pytest.raises(
