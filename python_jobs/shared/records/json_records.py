@@ -172,17 +172,21 @@ def _typed(text: Column, type_: DataType) -> Column:
     is_token = text.startswith(_MARK)
     if isinstance(type_, StringType):
         as_written = F.regexp_replace(text, f'"{_MARK}([^"]*)"', "$1")  # of an object or array
-        return F.when(is_token, _bare(text)).when(text.contains(_MARK), as_written).otherwise(text)
+        return F.when(is_token, _unmarked(text)).when(text.contains(_MARK), as_written).otherwise(text)
     if isinstance(type_, DecimalType):  # many write decimals as texts, to keep their digits
         return exact_value(_bare(text), type_)
     if isinstance(type_, BooleanType | IntegralType | FloatType | DoubleType):
-        return exact_value(F.when(is_token, _bare(text)), type_)
+        return exact_value(F.when(is_token, _unmarked(text)), type_)
     return exact_value(F.when(~is_token, text), type_)
 
 
 def _bare(text: Column) -> Column:
     """Return a token without its mark, and any other text as it is."""
-    return F.when(text.startswith(_MARK), text.substr(2, 2**31 - 1)).otherwise(text)
+    return F.when(text.startswith(_MARK), _unmarked(text)).otherwise(text)
+
+
+def _unmarked(token: Column) -> Column:
+    return token.substr(2, 2**31 - 1)
 
 
 def _is_unreadable(text: Column, value: Column, type_: DataType, path: str | None, payload: Column) -> Column:
