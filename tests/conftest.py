@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ from tests.support import class_archive
 from tests.support.dbt_project import REPOSITORY, DbtProject
 from tests.support.killer import kill_group
 from tests.support.render import MacroRenderer
-from tests.support.session import environment, setting, small_configuration, start_session
+from tests.support.session import (
+    environment,
+    restore_settings,
+    setting,
+    settings_of,
+    small_configuration,
+    start_session,
+)
 
 os.environ["TZ"] = "UTC"
 time.tzset()
@@ -31,6 +39,8 @@ os.environ.setdefault("SPARK_CONF_DIR", str(REPOSITORY / "conf"))
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 _NUMBERS = itertools.count(1)
+_FIRST_SETTINGS: list[Any] = []
+"""The settings with which the process's session began, once it has one."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,8 +69,20 @@ def small_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Return the process's session: in-memory catalog, UTC, ANSI on, one core."""
     session = start_session(tmp_path_factory.mktemp("session"))
+    _FIRST_SETTINGS.append(settings_of(session))
     yield session
+    _FIRST_SETTINGS.clear()
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def same_settings(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let each test begin with the session's first settings; a warning names the test that left others."""
+    yield
+    for first in _FIRST_SETTINGS:
+        if changed := restore_settings(request.getfixturevalue("spark"), first):
+            message = f"{request.node.nodeid} left other settings of Spark: {', '.join(sorted(changed))}"
+            warnings.warn(message, stacklevel=1)
 
 
 @pytest.fixture(scope="module")

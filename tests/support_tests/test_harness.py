@@ -4,6 +4,7 @@ import pytest
 from dbt_common.exceptions import DbtRuntimeError
 
 from tests.support.rows import assert_rows
+from tests.support.session import restore_settings, settings_kept, settings_of
 
 
 def test_a_duplicated_row_is_a_difference(spark):
@@ -21,14 +22,29 @@ def test_a_project_builds_on_the_session_and_leaves_its_settings(spark, make_pro
         }
     )
     project.source("numbers", spark.createDataFrame([(1,), (2,)], "id int"))
-    before = dict(spark.conf.getAll)
+    before = settings_of(spark)
     project.run("run")
     assert_rows(project.table("doubled"), [(1, 2), (2, 4)])
-    assert dict(spark.conf.getAll) == before
+    assert settings_of(spark).equals(before)
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
     project.source("numbers", spark.createDataFrame([(5,)], "id int"))
     project.run("run")
     assert_rows(project.table("doubled"), [(5, 10)])
+
+
+def test_changed_added_and_removed_settings_are_restored_and_named(spark):
+    with settings_kept(spark):
+        spark.conf.set("harness.changed", "before")
+        spark.conf.set("harness.removed", "before")
+        before = settings_of(spark)
+        spark.conf.set("harness.changed", "after")
+        spark.conf.set("harness.added", "after")
+        spark.conf.unset("harness.removed")
+        changed = {f"harness.{name}" for name in ("changed", "added", "removed")}
+        assert restore_settings(spark, before) == changed
+        assert settings_of(spark).equals(before)
+        assert restore_settings(spark, before) == set()
+    assert spark.conf.get("harness.changed", None) is None
 
 
 def test_a_failed_node_is_named(make_project):
