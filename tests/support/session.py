@@ -42,6 +42,13 @@ TEST_SETTINGS = {
 }
 
 
+DELTA_S_OWN = {
+    "spark.databricks.delta.lastCommitVersionInSession",
+    "spark.sql.parquet.fieldId.read.enabled",
+    "spark.sql.parquet.fieldId.write.enabled",
+}
+"""Settings that Delta itself changes when a session reads or writes a table."""
+
 # The settings that a short-lived JVM of another process needs: it has its own memory and catalog.
 SMALL_JVM = ("spark.master", "spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
 
