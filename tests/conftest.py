@@ -86,20 +86,33 @@ def same_settings(request: pytest.FixtureRequest) -> Iterator[None]:
             warnings.warn(message, stacklevel=1)
 
 
+@pytest.fixture(scope="session")
+def package_alone(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DbtProject:
+    """Return a parsed project that holds only the package: to parse its macros takes 4 seconds."""
+    project = DbtProject(tmp_path_factory.mktemp("dbt"), spark, {})
+    project.manifest()
+    return project
+
+
 @pytest.fixture(scope="module")
-def make_project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., DbtProject]:
+def make_project(
+    spark: SparkSession, package_alone: DbtProject, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., DbtProject]:
     """Return a function from a project's files to a ready :class:`DbtProject`."""
 
     def make(files: Mapping[str, str], **options: Any) -> DbtProject:
-        return DbtProject(tmp_path_factory.mktemp("dbt"), spark, files, **options)
+        root = tmp_path_factory.mktemp("dbt")
+        return DbtProject(root, spark, files, package_alone=package_alone, **options)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def render(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> MacroRenderer:
+def render(
+    spark: SparkSession, package_alone: DbtProject, tmp_path_factory: pytest.TempPathFactory
+) -> MacroRenderer:
     """Return a function that renders a macro of the package: ``render("wrapper", layout=1, …)``."""
-    return MacroRenderer(tmp_path_factory.mktemp("render"), spark)
+    return MacroRenderer(tmp_path_factory.mktemp("render"), spark, package_alone)
 
 
 @pytest.fixture(params=["true", "false"], ids=["ansi", "no-ansi"])

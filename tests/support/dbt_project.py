@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from dbt.cli.main import dbtRunner, dbtRunnerResult
+from dbt.parser.manifest import ManifestLoader
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.session import environment, settings_kept
@@ -50,11 +53,13 @@ class DbtProject:
         *,
         with_package: bool = True,
         settings: Mapping[str, Any] | None = None,
+        package_alone: DbtProject | None = None,
     ) -> None:
         """Write the project; ``files`` maps paths (``models/x.sql``) to their text.
 
         ``with_package=False`` leaves out our package and its dispatch, to show dbt-spark's own behaviour.
-        ``settings`` are added to dbt_project.yml.
+        ``settings`` are added to dbt_project.yml. ``package_alone`` is a parsed project that holds only the package:
+        dbt goes on from what it parsed there.
         """
         self.root, self.spark = root, spark
         self.schema = f"harness_{root.name}".replace("-", "_").lower()
@@ -68,6 +73,7 @@ class DbtProject:
         self._write("profiles.yml", PROFILES.format(schema=self.schema))
         for name, text in files.items():
             self._write(name, text)
+        self._package_alone = package_alone if with_package else None
         if with_package:
             package = root / "dbt_packages" / PACKAGE
             package.parent.mkdir(exist_ok=True)
@@ -162,12 +168,28 @@ class DbtProject:
     def manifest(self) -> Any:
         """Return the parsed manifest."""
         if self._manifest is None:
-            with self._environment(), contextlib.redirect_stdout(io.StringIO()):
+            with self._environment(), self._goes_on(), contextlib.redirect_stdout(io.StringIO()):
                 parsed = dbtRunner().invoke(["parse", *self.flags()])
             if not parsed.success:
                 raise DbtFailed(str(parsed.exception))
             self._manifest = parsed.result
         return self._manifest
+
+    @contextlib.contextmanager
+    def _goes_on(self) -> Iterator[None]:
+        """Let dbt's first call go on from what it parsed in `package_alone`.
+
+        dbt itself would parse all macros again, because the schema and the text of dbt_project.yml are others; macros
+        depend on neither.
+        """
+        parsed = Path("target") / "partial_parse.msgpack"
+        if self._package_alone is None or (self.root / parsed).exists():
+            yield
+            return
+        (self.root / parsed).parent.mkdir(exist_ok=True)
+        shutil.copy(self._package_alone.root / parsed, self.root / parsed)
+        with patch.object(ManifestLoader, "is_partial_parsable", lambda *_: (True, None)):
+            yield
 
     def _invoke(self, arguments: tuple[str, ...]) -> dbtRunnerResult:
         manifest = self.manifest()

@@ -14,13 +14,14 @@ from tests.support.session import settings_kept
 
 
 class MacroRenderer:
-    """Renders macros in a project that holds only the package."""
+    """Renders macros in a project that holds the package and one model."""
 
-    def __init__(self, root: Path, spark: SparkSession) -> None:
-        self._spark = spark
-        self._project = DbtProject(root, spark, {"models/one.sql": "select 1 as one"})
+    def __init__(self, root: Path, spark: SparkSession, package_alone: DbtProject | None = None) -> None:
+        """Make the project at ``root``; for ``package_alone`` see :class:`DbtProject`."""
+        files = {"models/one.sql": "select 1 as one"}
+        self._project = DbtProject(root, spark, files, package_alone=package_alone)
         # One real call registers the adapter in this process.
-        self._project.run("compile", "--select", "one")
+        self._project.run("compile")
         self._adapter = get_adapter_by_type("spark")
 
     def __call__(self, macro: str, *, package: str = PACKAGE, **arguments: Any) -> Any:
@@ -34,6 +35,6 @@ class MacroRenderer:
         FACTORY.adapters["spark"] = adapter
         adapter.set_macro_context_generator(generate_runtime_macro_context)
         adapter.set_macro_resolver(self._project.manifest())
-        with adapter.connection_named("render"), settings_kept(self._spark):
+        with adapter.connection_named("render"), settings_kept(self._project.spark):
             result = adapter.execute_macro(macro, project=package, kwargs=arguments)
         return str(result).strip() if isinstance(result, str) else result
