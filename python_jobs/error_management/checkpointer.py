@@ -32,6 +32,7 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -60,16 +61,20 @@ from python_jobs.shared.delta.streams import (
     TriggerParameters,
     await_end,
     create_table,
+    evaluated_once,
     parse_duration,
     start_query,
 )
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
+from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, offset_ranges, partition_counts, source_failure
 from python_jobs.shared.spark.job import run_job
 
 _OBSERVED = "records"
-_COUNTS = "window_start timestamp, window_end timestamp, unique_keys bigint, batch_id bigint"
+_COUNTS = (
+    "window_start timestamp, window_end timestamp, window_date date, unique_keys bigint, batch_id bigint"
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,7 @@ def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
         .select(
             F.col("window.start").alias("window_start"),
             F.col("window.end").alias("window_end"),
+            F.to_date("window.start").alias("window_date"),
             "unique_keys",
         )
     )
@@ -160,13 +166,20 @@ class WindowCountMerger(BatchFunction):
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Merge one batch's counts."""
         counts = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
-        merge = self._target.alias("t").merge(counts.alias("s"), "t.window_start = s.window_start")
         try:
-            merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+            # Kept and read: a merge may read its source twice, and the state changes while the rows are read.
+            with evaluated_once(counts) as kept:
+                if dates := dates_of(kept, "window_date"):
+                    self._merge(kept, dates)
         except (PySparkException, Py4JJavaError) as failure:
-            # The records are read during the merge, so the source's failures are raised here.
+            # The records are read here, so the source's failures are raised here.
             raise source_failure(failure, self._source) or failure from None
         self.batches.append(batch_id)
+
+    def _merge(self, counts: DataFrame, dates: Sequence[str]) -> None:
+        condition = f"{among('window_date', dates)} and t.window_start = s.window_start"
+        merge = self._target.alias("t").merge(counts.alias("s"), condition)
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
 
 def read_topic(spark: SparkSession, params: Parameters) -> DataFrame:
@@ -228,7 +241,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Wind
         WrongUse: the target is another table, or the checkpoint can't continue with the query.
     """
     partition_counts(spark, [params.topic], java_client_settings(params.bootstrap_servers, params.consumer))
-    create_table(spark, params.target, spark.createDataFrame([], _COUNTS).schema)
+    create_table(spark, params.target, spark.createDataFrame([], _COUNTS).schema, ["window_date"])
     check(spark, params)
     begins = not has_progress(spark, params.checkpoint)
     if begins and not params.start_over and not read_table(spark, params.target).isEmpty():

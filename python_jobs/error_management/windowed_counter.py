@@ -58,6 +58,7 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table
+from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import (
     identifier,
@@ -147,11 +148,13 @@ class WindowReviser(BatchFunction):
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Merge one batch of counts; a count that the table already holds gives no revision."""
-        # Kept and counted: a merge may read its source twice, and the state changes while the rows are read.
+        # Kept and read: a merge may read its source twice, and the state changes while the rows are read.
         with evaluated_once(first_revisions(rows, self._now())) as counts:
-            if counts.count() == 0:
+            dates = dates_of(counts, "window_date")
+            if not dates:
                 return
-            merge = self._target.alias("t").merge(counts.alias("s"), self._same_window)
+            condition = f"{among('window_date', dates)} and {self._same_window}"
+            merge = self._target.alias("t").merge(counts.alias("s"), condition)
             changes: dict[str, str | Column] = {
                 "events": "s.events",
                 "revision": "t.revision + 1",

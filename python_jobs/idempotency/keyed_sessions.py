@@ -81,7 +81,16 @@ OPEN, CLOSED, MERGED = "open", "closed", "merged"
 # The key's columns have names that the user chose.
 _EVENT, _APPEND, _TIES, _VALUE, _DEAD = "__event_time", "__append_time", "__ties", "__value", "__dead"
 _EVENT_MICROS, _APPEND_MICROS = "__event_micros", "__append_micros"
-SESSION_COLUMNS = ("session_id", "started_at", "ended_at", "visits", "pages", "status", "ingested_at")
+SESSION_COLUMNS = (
+    "session_id",
+    "started_at",
+    "ended_at",
+    "visits",
+    "pages",
+    "status",
+    "first_append_date",
+    "ingested_at",
+)
 # Python takes and returns times as microseconds: pandas would read timestamps in the session's time zone.
 _SESSION = (
     "started_at bigint, ended_at bigint, __first_append_time bigint, __first_ties array<bigint>, visits int, "
@@ -285,6 +294,8 @@ def _with_id(changed: DataFrame, params: Parameters) -> DataFrame:
         "visits",
         "pages",
         "status",
+        # As the id, it stays when a late visit becomes the first one.
+        F.to_date(F.timestamp_micros("__first_append_time")).alias("first_append_date"),
     )
 
 
@@ -382,7 +393,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
     if params.postgres is None:
         none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))
         rows = stamped(_with_id(none, params), "1970-01-01")
-        of_delta = DeltaSink(spark, params.target, rows, ["session_id"])
+        of_delta = DeltaSink(spark, params.target, rows, ["session_id"], "first_append_date")
         writes["target"] = params.target
     else:
         meaning["target"] = f"{params.postgres.place}/{params.target}"

@@ -26,6 +26,7 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed
 from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.delta.streams import create_table, nullable
 from python_jobs.shared.delta.tables import delta_table
+from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.postgres.clients import listed, reaching_postgres, table_name
 from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
@@ -44,19 +45,32 @@ class KeyedSink(ABC):
 class DeltaSink(KeyedSink):
     """A Delta table, created if absent; it keeps the last written row of each key."""
 
-    def __init__(self, spark: SparkSession, table: str, rows: DataFrame, key: Sequence[str]) -> None:
+    def __init__(
+        self, spark: SparkSession, table: str, rows: DataFrame, key: Sequence[str], date: str | None = None
+    ) -> None:
         """Create the table with the columns of ``rows``, or check the columns of the existing table.
 
+        Args:
+            spark: the session.
+            table: name or path.
+            rows: rows of a run, of which only the schema is read.
+            key: columns that make a row unique.
+            date: date column that never changes for a key. The table is partitioned by it, and a run reads only the
+                partitions of its own rows.
+
         Raises:
-            WrongUse: the existing table has other columns.
+            WrongUse: the existing table has other columns or partitions.
         """
-        create_table(spark, table, nullable(rows.schema))
+        create_table(spark, table, nullable(rows.schema), [date] if date else [])
         self._table: DeltaTable = delta_table(spark, table)
-        self._same_key = same_columns(key, null_safe=False)
+        self._date, self._same_key = date, same_columns(key, null_safe=False)
 
     def write(self, rows: DataFrame, run: int) -> None:
-        """Merge the rows in one commit."""
-        merge = self._table.alias("t").merge(rows.alias("s"), self._same_key)
+        """Merge the rows in one commit; with a ``date`` they are read twice."""
+        condition = self._same_key
+        if self._date:
+            condition = f"{among(self._date, dates_of(rows, self._date))} and {condition}"
+        merge = self._table.alias("t").merge(rows.alias("s"), condition)
         merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
 
