@@ -28,7 +28,7 @@ TEST_SETTINGS = {
     # holds so many cached snapshots of Delta tables that no page is left for a plan of many operators.
     "spark.buffer.pageSize": "2m",
     "spark.memory.storageFraction": "0.1",
-    # Hadoop starts a process for the permissions of each new file and folder: VFORK starts it in half the time.
+    # Hadoop starts a process for the permissions of each new file and folder; VFORK starts it without a helper process.
     JAVA_OPTIONS: "-Duser.timezone=UTC -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
     # Generating and compiling Java for each query pays off after thousands of rows: without it a statement on tiny data
     # takes half the time. The processes of the cluster test and of `make demo` run with it, as a user's do.
