@@ -16,7 +16,8 @@ If the topic no longer has the next record, the job ends. A checkpoint in a temp
 Unique keys are counted by ``approx_count_distinct`` with a relative standard deviation of ``--max_deviation``, because
 Spark refuses exact distinct counts on streams. Records without key or event time are counted in the report only.
 
-Cost: a sketch for each open window in the state, written at each batch; a checkpoint's files and a merge per batch.
+Cost: a sketch for each open window in the state, written at each batch; a checkpoint's files and a merge per batch,
+which reads only the dates of the batch's windows: the table is partitioned by ``window_date``.
 
     spark-submit python_jobs/error_management/checkpointer.py --bootstrap_servers localhost:9092 --topic visits \\
         --key "get_json_object(payload, '$.user_id')" \\
