@@ -62,6 +62,7 @@ FILTERED = "filtered"
 DEAD_LETTER = "dead_letter"
 
 _RESULT = "__result_"
+_POSITION = "__position"
 _PREDICATE_RESULT = "passed boolean, error string"
 STATISTICS_SCHEMA = (
     "run_id string, run_at timestamp, window_start timestamp, window_end timestamp, position int, "
@@ -104,32 +105,57 @@ def flags(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
     Raises:
         WrongUse: there is no condition, a name is used twice, or ``rows`` has a column of one of these names.
     """
-    _check(rows, conditions)
-    columns = rows.columns
-    passed: list[Column] = []
-    errors: list[Column] = []
-    flagged = rows
-    for position, condition in enumerate(conditions):
-        if isinstance(condition.condition, str):
-            passed.append(F.expr(condition.condition))
-            errors.append(F.lit(None).cast("string"))
-        else:
-            result = F.udf(_guarded(condition.condition), _PREDICATE_RESULT)
-            name = f"{_RESULT}{position}"
-            flagged = flagged.withColumn(name, result(F.struct(*named_columns(columns))))
-            passed.append(F.col(f"{name}.passed"))
-            errors.append(F.col(f"{name}.error"))
-    rejected = [~F.coalesce(column, F.lit(False)) for column in passed]
+    rejector = F.col(_POSITION)
+    names = [F.lit(condition.name) for condition in conditions]
+    errors = [_error(position, condition) for position, condition in enumerate(conditions)]
     kinds = [
         F.when(error.isNotNull(), DEAD_LETTER).otherwise(condition.category)
         for condition, error in zip(conditions, errors, strict=True)
     ]
-    return flagged.select(
-        *named_columns(columns),
-        _first(rejected, [F.lit(condition.name) for condition in conditions]).alias(REJECTED_BY),
-        _first(rejected, kinds).alias(REJECTED_AS),
-        _first(rejected, errors).alias(PREDICATE_ERROR),
+    return _judged(rows, conditions).select(
+        *named_columns(rows.columns),
+        _choice(rejector, names).alias(REJECTED_BY),
+        _choice(rejector, kinds).alias(REJECTED_AS),
+        _choice(rejector, errors).alias(PREDICATE_ERROR),
     )
+
+
+def _judged(rows: DataFrame, conditions: Sequence[Condition]) -> DataFrame:
+    """Return ``rows`` with the position of the first condition that rejects the row, and the results of functions.
+
+    Everything else of a row is chosen by this one number, so that Spark evaluates each condition once.
+    """
+    _check(rows, conditions)
+    columns = rows.columns
+    judged = rows
+    passed: list[Column] = []
+    for position, condition in enumerate(conditions):
+        if isinstance(condition.condition, str):
+            passed.append(F.expr(condition.condition))
+        else:
+            result = F.udf(_guarded(condition.condition), _PREDICATE_RESULT)
+            judged = judged.withColumn(f"{_RESULT}{position}", result(F.struct(*named_columns(columns))))
+            passed.append(F.col(f"{_RESULT}{position}.passed"))
+    rejected = [~F.coalesce(column, F.lit(False)) for column in passed]
+    first = F.when(rejected[0], 0)
+    for position, reject in enumerate(rejected[1:], 1):
+        first = first.when(reject, position)
+    return judged.withColumn(_POSITION, first)
+
+
+def _error(position: int, condition: Condition) -> Column:
+    """Return the error that the condition's function raised; NULL for a SQL condition."""
+    if isinstance(condition.condition, str):
+        return F.lit(None).cast("string")
+    return F.col(f"{_RESULT}{position}.error")
+
+
+def _choice(position: Column, values: Sequence[Column]) -> Column:
+    """Return the value at ``position``, else NULL."""
+    choice = F.when(position == 0, values[0])
+    for number, value in enumerate(values[1:], 1):
+        choice = choice.when(position == number, value)
+    return choice
 
 
 def _check(rows: DataFrame, conditions: Sequence[Condition]) -> None:
@@ -152,14 +178,6 @@ def _guarded(predicate: Callable[[Row], bool | None]) -> Callable[[Row], tuple[b
             return None, f"{type(error).__name__}: {error}"
 
     return guarded
-
-
-def _first(rejected: Sequence[Column], values: Sequence[Column]) -> Column:
-    """Return the value of the first condition that rejects the row, else NULL."""
-    choice = F.when(rejected[0], values[0])
-    for reject, value in zip(rejected[1:], values[1:], strict=True):
-        choice = choice.when(reject, value)
-    return choice
 
 
 def valid_rows(flagged: DataFrame) -> DataFrame:
@@ -195,12 +213,16 @@ class Counts:
 
 
 def _metrics(conditions: Sequence[Condition]) -> list[Column]:
-    raised = F.col(PREDICATE_ERROR).isNotNull()
-    counted = [
-        F.count_if((F.col(REJECTED_BY) == condition.name) & ~raised).alias(f"rejected_{position}")
-        for position, condition in enumerate(conditions)
-    ]
-    return [F.count(F.lit(1)).alias("input_rows"), F.count_if(raised).alias("raised"), *counted]
+    """Return the counts of judged rows."""
+    counts: list[Column] = []
+    raised: Column = F.lit(False)
+    for position, condition in enumerate(conditions):
+        rejects = F.col(_POSITION) == position
+        if callable(condition.condition):
+            has_raised = rejects & _error(position, condition).isNotNull()
+            raised, rejects = raised | has_raised, rejects & ~has_raised
+        counts.append(F.count_if(rejects).alias(f"rejected_{position}"))
+    return [F.count(F.lit(1)).alias("input_rows"), F.count_if(raised).alias("raised"), *counts]
 
 
 def _counts(metrics: Mapping[str, Any], conditions: Sequence[Condition]) -> Counts:
@@ -226,8 +248,8 @@ class Interceptor:
     def filter(self, rows: DataFrame) -> DataFrame:
         """Return the valid rows; the first action over all of them gives the counts."""
         self._observation = Observation()
-        observed = flags(rows, self.conditions).observe(self._observation, *_metrics(self.conditions))
-        return valid_rows(observed)
+        observed = _judged(rows, self.conditions).observe(self._observation, *_metrics(self.conditions))
+        return observed.where(F.col(_POSITION).isNull()).select(*named_columns(rows.columns))
 
     def counts(self, timeout_seconds: float = 30) -> Counts:
         """Return the counts of the first action, which Spark delivers shortly after the action.
@@ -248,7 +270,7 @@ class Interceptor:
 
 def count(rows: DataFrame, conditions: Sequence[Condition]) -> Counts:
     """Return the counts from a separate pass, for a decision before anything is written."""
-    metrics = flags(rows, conditions).agg(*_metrics(conditions)).collect()[0]
+    metrics = _judged(rows, conditions).agg(*_metrics(conditions)).collect()[0]
     return _counts(metrics.asDict(), conditions)
 
 

@@ -73,7 +73,8 @@ class DbtProject:
         self._write("profiles.yml", PROFILES.format(schema=self.schema))
         for name, text in files.items():
             self._write(name, text)
-        self._package_alone = package_alone if with_package else None
+        # dbt reads the hooks of dbt_project.yml only when it parses everything.
+        self._package_alone = package_alone if with_package and not settings else None
         if with_package:
             package = root / "dbt_packages" / PACKAGE
             package.parent.mkdir(exist_ok=True)
