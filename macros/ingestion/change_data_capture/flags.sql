@@ -163,9 +163,10 @@ from (
                         else struct(parsed.op, parsed.before, parsed.after, parsed.source, parsed.transaction)
                     end as envelope,
                     {#- Apart, as a key may have a column payload. #}
-                    {{ lakehouse_patterns._json_value('record.key', record_key) }} as record_key,
-                    {{ lakehouse_patterns._json_value('record.key', 'struct<payload: ' ~ record_key ~ '>') }}
-                        as wrapped_key
+                    {{ lakehouse_patterns._json_value('record.key', record_key, 'marked') }} as record_key,
+                    {{ lakehouse_patterns._json_value(
+                        'record.key', 'struct<payload: ' ~ record_key ~ '>', 'marked'
+                    ) }} as wrapped_key
                 from (
                     select
                         struct(payload, key, topic, partition, offset, timestamp, headers) as record,
@@ -176,12 +177,18 @@ from (
                         A lateral view stops these copies, while a filter on ingested_at still prunes. #}
                     lateral view explode(
                         array({{ lakehouse_patterns._json_value(
-                            'payload', 'struct<' ~ envelope ~ ', payload: struct<' ~ envelope ~ '>>') }})
+                            'payload', 'struct<' ~ envelope ~ ', payload: struct<' ~ envelope ~ '>>', 'marked') }})
                     ) once as parsed
                 )
             )
         )
-        lateral view explode(array(text_values)) once as texts
+        {#- A number of a nested list or object is marked there, too. #}
+        lateral view explode(array(struct(
+            {%- for name in columns %}
+            {%- set column = lakehouse_patterns.quoted_name(name) %}
+            {{ lakehouse_patterns._as_written('text_values.' ~ column) }} as {{ column }}{{ ',' if not loop.last }}
+            {%- endfor %}
+        ))) once as texts
     )
 )
 {%- endmacro %}

@@ -80,7 +80,8 @@
     {#- Element by element, as each may be in Debezium's notation; one that is no value makes the whole none. -#}
     {%- set item = {'type': column.type[column.type.find('<') + 1:-1] | trim, 'unit': column.unit} -%}
     {%- set typed = lakehouse_patterns._cdc_typed('item', item) -%}
-    {%- set items = lakehouse_patterns._json_value(text, 'array<string>') -%}
+    {%- set items = 'transform(' ~ lakehouse_patterns._json_value(text, 'array<string>', 'marked') ~ ', item -> '
+        ~ lakehouse_patterns._as_written('item') ~ ')' -%}
     {{ return(
         'case when forall(' ~ items ~ ', item -> item is null or ' ~ typed ~ ' is not null) '
         ~ 'then transform(' ~ items ~ ', item -> ' ~ typed ~ ') end'

@@ -200,6 +200,48 @@ def test_a_value_is_one_list_or_struct(spark, render, records, ansi_modes):
     )
 
 
+def test_numbers_of_a_connector_that_sends_decimals_as_numbers_keep_their_digits(
+    spark, render, records, ansi_modes
+):
+    """Connect's converter with decimal.format=NUMERIC; Spark hands such a number to a text through a double."""
+    columns = {
+        "id": "decimal(30,10)",
+        "amount": "decimal(38,10)",
+        "amounts": "array<decimal(20,2)>",
+        "weight": "double",
+        "label": "string",
+        "point": "struct<x: double, y: double>",
+        "points": "array<struct<x: double>>",
+    }
+    after = (
+        '{"id": 12345678901234567890.1234567890, "amount": 1234567890123456789012345678.0123456789, '
+        '"amounts": [123456789012345678.10, 2.50, 3], "weight": 1.5e3, "label": 1.10, '
+        '"point": {"x": 1.25, "y": -0.1234567890123456}, "points": [{"x": 0.5}, {"x": 2}]}'
+    )
+    numbered = envelope("c", 1, after={"id": "AFTER"}).replace('{"id": "AFTER"}', after)
+    deleted = envelope("d", 2)
+    key = '{"id": 12345678901234567890.1234567890}'
+    frame = records.frame(numbered).union(records.frame(deleted, key=key))
+    found = flagged(spark, render, frame, columns)
+    id_ = Decimal("12345678901234567890.1234567890")
+    assert_rows(
+        found.select(*columns, "error_class"),
+        [
+            (
+                id_,
+                Decimal("1234567890123456789012345678.0123456789"),
+                [Decimal("123456789012345678.10"), Decimal("2.50"), Decimal("3.00")],
+                1500.0,
+                "1.10",
+                (1.25, -0.1234567890123456),
+                [(0.5,), (2.0,)],
+                None,
+            ),
+            (id_, *[None] * 6, None),
+        ],
+    )
+
+
 def test_schemas_sent_along_keys_and_full_identities_are_understood(spark, render, records, ansi_modes):
     left_out = "__debezium_unavailable_value"
     wrapped = json.dumps(
