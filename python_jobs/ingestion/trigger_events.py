@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_plus
 
+from python_jobs.shared.core import exact_json
+
 MAX_DEPTH = 64
 """Maximum number of levels in an envelope's JSON; S3's has five."""
 
@@ -87,6 +89,7 @@ def read_envelope(body: bytes) -> tuple[list[Event], list[Poison]]:
     """
     try:
         text = body.decode("utf-8-sig")
+        as_written = exact_json.parse(text)
         envelope = json.loads(text)
         if isinstance(envelope, dict) and envelope.get("Event") == "s3:TestEvent":
             return [], []  # sent when a subscription to a bucket begins
@@ -94,8 +97,8 @@ def read_envelope(body: bytes) -> tuple[list[Event], list[Poison]]:
     except Exception as failure:
         return [], [Poison(digest(body), body, f"the envelope {_said_of_envelope(failure)}")]
     events, poisons = [], []
-    for record in records:
-        alone = json.dumps({"Records": [record]}, sort_keys=True)
+    for record, written in zip(records, dict(as_written)["Records"], strict=True):
+        alone = exact_json.write(exact_json.Object([("Records", [written])]))
         try:
             events.append(_event(record, text if len(records) == 1 else alone))
         except Exception as failure:

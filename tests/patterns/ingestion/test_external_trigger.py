@@ -118,6 +118,8 @@ def test_keys_are_decoded_and_an_event_has_one_identity() -> None:
     assert again[1].id == event.id
     written_again, _ = read_envelope(envelope(record("input/my+file%2B1.json", sequencer="2")))
     assert written_again[0].id != event.id
+    numbered = envelope(record("a"), record("b")).replace(b'"2.1"', b"12345678901234567890.10")
+    assert ["12345678901234567890.10" in each.alone for each in read_envelope(numbered)[0]] == [True, True]
     minio, _ = read_envelope(envelope(record(type_="s3:ObjectCreated:Put")))
     assert minio[0].type == "ObjectCreated:Put"
 
@@ -145,6 +147,8 @@ def test_the_folders_of_a_key_name_its_partition(key: str, bounds: tuple[str | N
         (b"{nope", "the envelope is no JSON"),
         (b"", "the envelope is no JSON"),
         (b"\xff\xfe", "the envelope is no JSON"),
+        (envelope(record()).replace(b'"2.1"', b"NaN"), "the envelope is no JSON in UTF-8: NaN is no JSON"),
+        (envelope(record()).replace(b'"2.1"', b"-Infinity"), "the envelope is no JSON in UTF-8: -Infinity is no JSON"),
         (b"[1]", "the envelope has no list 'Records'"),
         (b'{"Records": [1]}', "a record can't be read"),
         (b'{"Records": [{"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": "b"}, "object": {}}}]}',
