@@ -25,7 +25,7 @@ from tests.support.dbt_project import REPOSITORY, DbtProject
 from tests.support.killer import kill_group
 from tests.support.render import MacroRenderer
 from tests.support.session import (
-    DELTA_S_OWN,
+    SET_BY_THE_ENGINE,
     environment,
     restore_settings,
     setting,
@@ -81,7 +81,7 @@ def same_settings(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let each test begin with the session's first settings; a warning names the test that left others."""
     yield
     for first in _FIRST_SETTINGS:
-        if changed := restore_settings(request.getfixturevalue("spark"), first) - DELTA_S_OWN:
+        if changed := restore_settings(request.getfixturevalue("spark"), first) - SET_BY_THE_ENGINE:
             message = f"{request.node.nodeid} left other settings of Spark: {', '.join(sorted(changed))}"
             warnings.warn(message, stacklevel=1)
 

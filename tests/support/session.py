@@ -40,12 +40,13 @@ TEST_SETTINGS = {
 }
 
 
-DELTA_S_OWN = {
+SET_BY_THE_ENGINE = {
+    "spark.app.name",
     "spark.databricks.delta.lastCommitVersionInSession",
     "spark.sql.parquet.fieldId.read.enabled",
     "spark.sql.parquet.fieldId.write.enabled",
 }
-"""Settings that Delta itself changes when a session reads or writes a table."""
+"""Settings that Spark changes when a job asks for its session, and Delta when a session reads or writes a table."""
 
 # The settings that a short-lived JVM of another process needs: it has its own memory and catalog.
 SMALL_JVM = ("spark.master", "spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
