@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dbt.adapters.spark.relation import SparkRelation
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -54,10 +55,10 @@ def _folder(bench: Workbench, variant: str) -> Path:
 def _batch(bench: Workbench) -> Comparison:
     spark, rows = bench.spark, bench.rows(BATCH_ROWS)
     render = MacroRenderer(bench.folder / "render", spark)
-    visits(spark.range(rows), 86_400 / rows).write.format("delta").save(str(bench.folder / "batch"))
-    source = f"delta.`{bench.folder / 'batch'}`"
+    visits(spark.range(rows), 86_400 / rows).write.format("delta").saveAsTable("default.batch")
+    source = SparkRelation.create(schema="default", identifier="batch")  # as a model's ref gives it
     ranked = f"select *, row_number() over (partition by visit_id order by event_time) as rn from {source}"
-    by_key = {"key": "visit_id", "order_by": "event_time", "content": "struct(*)"}
+    by_key = {"key": "visit_id", "order_by": "event_time"}
     statements = {
         "macro": render("windowed_deduplicator", relation=source, **by_key),
         "macro, with flags": render("windowed_deduplicator_flags", relation=source, **by_key),
@@ -85,7 +86,7 @@ def _batch(bench: Workbench) -> Comparison:
             "order of rows whose `order_by` is equal."
         ),
         variants=[
-            variant("dropDuplicates", lambda: spark.table(source).dropDuplicates(["visit_id"])),
+            variant("dropDuplicates", lambda: spark.table("default.batch").dropDuplicates(["visit_id"])),
             variant("plain row_number", lambda: spark.sql(statements["plain row_number"])),
             variant("dbt_utils.deduplicate", lambda: spark.sql(statements["dbt_utils.deduplicate"])),
             variant("macro", lambda: spark.sql(statements["macro"])),

@@ -54,9 +54,11 @@ where lakehouse_patterns_rank = 1
             relation, key, order_by, keep, nullable_key, on_null_key, content
         ) -%}
         {%- do lakehouse_patterns._require_past(past, keep) -%}
-select batch.* except ({{ (rules.names + ['lakehouse_patterns_content', 'lakehouse_patterns_rank']) | join(', ') }})
+        {%- set helpers = rules.names + ['lakehouse_patterns_rank']
+            + ([] if rules.content_columns else ['lakehouse_patterns_content']) -%}
+select batch.* except ({{ helpers | join(', ') }})
 from (
-    {{ lakehouse_patterns._ranked_copies(rules) | indent(4) }}
+    {{ lakehouse_patterns._ranked_copies(rules, rules.content_columns) | indent(4) }}
 ) as batch
 where
     batch.lakehouse_patterns_rank = 1
@@ -107,7 +109,7 @@ select
         else 'same_key'
     end as duplicate_as
 from (
-    {{ lakehouse_patterns._ranked_copies(rules) | indent(4) }}
+    {{ lakehouse_patterns._ranked_copies(rules, none) | indent(4) }}
 )
 {%- endmacro %}
 
@@ -159,7 +161,8 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         'keep': keep,
         'on_null_key': on_null_key,
         'content': whole.expression,
-        'content_is_text': whole.is_text
+        'content_is_text': whole.is_text,
+        'content_columns': whole.columns
     }) }}
 {% endmacro %}
 
@@ -169,9 +172,12 @@ where {{ lakehouse_patterns._any_is_null(required) }}
 {% endmacro %}
 
 {% macro _deduplicator_content(relation, content) %}
-    {#- {expression, is_text}: whether the expression is the JSON of the whole row. -#}
+    {#-
+        {expression, is_text, columns}: whether the expression is the JSON of the whole row, and the columns of which it
+        is the struct, if they are known and Spark can sort them all.
+    -#}
     {%- if content is not none -%}
-        {{ return({'expression': content, 'is_text': false}) }}
+        {{ return({'expression': content, 'is_text': false, 'columns': none}) }}
     {%- endif -%}
     {%- set columns, has_text = [], [] -%}
     {%- for name, type in lakehouse_patterns._deduplicator_types(relation).items() -%}
@@ -183,10 +189,12 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         {%- do columns.append(quoted) -%}
     {%- endfor -%}
     {%- if not columns -%}
-        {{ return({'expression': lakehouse_patterns.json_text('struct(*)'), 'is_text': true}) }}
+        {{ return({'expression': lakehouse_patterns.json_text('struct(*)'), 'is_text': true, 'columns': none}) }}
     {%- endif -%}
     {{ return({
-        'expression': 'struct(' ~ (columns | join(', ')) ~ ')' if has_text else 'struct(*)', 'is_text': false
+        'expression': 'struct(' ~ (columns | join(', ')) ~ ')' if has_text else 'struct(*)',
+        'is_text': false,
+        'columns': none if has_text else columns
     }) }}
 {% endmacro %}
 
@@ -222,8 +230,12 @@ where {{ lakehouse_patterns._any_is_null(required) }}
     {{ return((expressions or ['true']) | join(' is null or ') ~ ' is null') }}
 {% endmacro %}
 
-{% macro _ranked_copies(rules) %}
-    {#- Return each row of the relation with its key, its content and its rank among the rows of the key. -#}
+{% macro _ranked_copies(rules, content_columns) %}
+    {#-
+        Return each row of the relation with its key, its content and its rank among the rows of the key. With
+        `content_columns` the rows are ordered by these columns and have no content: a struct of the whole row would
+        double what Spark shuffles and sorts.
+    -#}
     {%- set direction = {'first': ' asc nulls last', 'last': ' desc nulls last'}[rules.keep] -%}
     {%- set order = [] -%}
     {%- for expression in rules.order -%}
@@ -233,19 +245,29 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         {#- NULL is the least, as it is in a struct; in JSON it would come after texts and numbers. -#}
         {%- do order.append("replace(lakehouse_patterns_content, ':null', ': ')") -%}
     {%- endif -%}
+    {%- set contents, of_content = ['lakehouse_patterns_content'], direction -%}
+    {%- if content_columns -%}
+        {#- NULL is the least, as it is in a struct. -#}
+        {%- set contents = content_columns -%}
+        {%- set of_content = {'first': ' asc nulls first', 'last': ' desc nulls last'}[rules.keep] -%}
+    {%- endif -%}
 select
     *,
     row_number() over (
         partition by {{ rules.names | join(', ') }}
-        order by {{ (order + ['lakehouse_patterns_content']) | join(direction ~ ', ') }}{{ direction }}
+        order by {{ order | join(direction ~ ', ') }}{{ direction }}, {{ contents | join(of_content ~ ', ') }}
+            {{- of_content }}
     ) as lakehouse_patterns_rank
 from (
     select
         *,
         {%- for expression in rules.expressions %}
-        {{ lakehouse_patterns._checked_key(rules, expression) }} as {{ rules.names[loop.index0] }},
+        {{ lakehouse_patterns._checked_key(rules, expression) }} as {{ rules.names[loop.index0] }}
+            {{- ',' if not (content_columns and loop.last) }}
         {%- endfor %}
+        {%- if not content_columns %}
         {{ rules.content }} as lakehouse_patterns_content
+        {%- endif %}
     from {{ rules.relation }}
     {%- if rules.on_null_key == 'quarantine' and rules.required %}
     where not ({{ lakehouse_patterns._any_is_null(rules.required) }})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dbt.adapters.spark.relation import SparkRelation
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -534,6 +535,29 @@ def test_sql_keeps_the_same_row_in_whatever_order_rows_come(
         ).createOrReplaceTempView("copies")
         survivors.add(tuple(spark.sql(sql).collect()[0]))
     assert survivors == {("v1", "10:05", "/b")}
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"), [("first", ("v1", "10:00", None, 2.0)), ("last", ("v1", "10:05", "/b", None))]
+)
+def test_sql_orders_ties_by_the_columns_of_a_table_without_a_struct_of_the_row(
+    spark: SparkSession, render: MacroRenderer, keep: str, kept: tuple[Any, ...]
+) -> None:
+    """A table's columns are known: NULL is the least of them, as it is in the struct that the flags compare."""
+    rows = [
+        ("v1", "10:00", "/a", 1.0), ("v1", "10:00", None, 2.0), ("v1", "10:00", None, 3.0),
+        ("v1", "10:05", "/b", None), ("v1", "10:05", "/a", math.nan), ("v1", "10:05", None, 9.0),
+    ]  # fmt: skip
+    relation = SparkRelation.create(schema="default", identifier="tied_copies")
+    arguments = {"relation": relation, "key": "visit_id", "order_by": "version", "keep": keep}
+    frame = spark.createDataFrame(rows, "visit_id string, version string, page string, share double")
+    for turned in (frame, frame.orderBy(F.desc("page"), "share")):
+        turned.coalesce(1).write.format("delta").mode("overwrite").saveAsTable("default.tied_copies")
+        sql = render("windowed_deduplicator", **arguments)
+        assert "struct" not in sql
+        flags = spark.sql(render("windowed_deduplicator_flags", **arguments))
+        assert_rows(spark.sql(sql), [kept])
+        assert_rows(flags.where("duplicate_as is null").drop("duplicate_as"), [kept])
 
 
 def test_sql_takes_a_row_without_a_key_for_no_other_s_repeat(
