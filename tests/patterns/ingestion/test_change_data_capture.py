@@ -31,7 +31,7 @@ from services.processes import ServiceFailed, free_port
 from tests.support.dbt_project import REPOSITORY
 from tests.support.killer import kill_group
 from tests.support.rows import assert_rows
-from tests.support.session import process_environment
+from tests.support.session import process_environment, settings_kept
 from tests.support.snippets import snippet
 from tests.support.waiting import eventually
 
@@ -538,9 +538,10 @@ def test_the_runner_makes_views_once_and_leaves_out_what_has_its_own_schedule(ma
         }
     )
     models = Models("numbers+", exclude=["apart"], flags=project.flags())
-    models.run()
-    project.spark.sql(f"create or replace view {project.schema}.numbers as select 2 as number")
-    models.run()
+    with settings_kept(project.spark):
+        models.run()
+        project.spark.sql(f"create or replace view {project.schema}.numbers as select 2 as number")
+        models.run()
     assert_rows(project.table("counted"), [{"number": 1}, {"number": 2}])
     assert not project.spark.catalog.tableExists(f"{project.schema}.apart")
 
