@@ -58,7 +58,13 @@ def _counter(spark: SparkSession, target: str) -> tuple[Write, Callable[..., Dat
 
 def _checkpointer(spark: SparkSession, target: str) -> tuple[Write, Callable[..., DataFrame]]:
     params = checkpointer.Parameters(
-        bootstrap_servers="none:1", topic="none", key="x", event_time="y", target=target, checkpoint="none"
+        bootstrap_servers="none:1",
+        topic="none",
+        key="x",
+        event_time="y",
+        target=target,
+        checkpoint="none",
+        ephemeral=True,
     )
 
     def counts(*hours: str) -> DataFrame:
