@@ -58,6 +58,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
             event_time="y",
             target=target,
             checkpoint="none",
+            ephemeral=True,
         )
         schema = visitors(1).withColumn("batch_id", F.lit(0).cast("bigint")).schema
         create_table(spark, target, nullable(schema), ["window_date"])
