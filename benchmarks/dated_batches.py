@@ -51,18 +51,8 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         return windows(days).crossJoin(pages).withColumn("events", F.lit(0).cast("bigint"))
 
     def visitors_of(target: str) -> Write:
-        params = checkpointer.Parameters(
-            bootstrap_servers="none:1",
-            topic="none",
-            key="x",
-            event_time="y",
-            target=target,
-            checkpoint="none",
-            ephemeral=True,
-        )
-        schema = visitors(1).withColumn("batch_id", F.lit(0).cast("bigint")).schema
-        create_table(spark, target, nullable(schema), ["window_date"])
-        return checkpointer.WindowCountMerger(spark, params).write
+        checkpointer.create_counts(spark, target)
+        return checkpointer.WindowCountMerger(spark, target, "the topic").write
 
     def visitors(days: int) -> DataFrame:
         dated = windows(days).withColumn("window_date", F.to_date("window_start"))

@@ -57,27 +57,12 @@ def _counter(spark: SparkSession, target: str) -> tuple[Write, Callable[..., Dat
 
 
 def _checkpointer(spark: SparkSession, target: str) -> tuple[Write, Callable[..., DataFrame]]:
-    params = checkpointer.Parameters(
-        bootstrap_servers="none:1",
-        topic="none",
-        key="x",
-        event_time="y",
-        target=target,
-        checkpoint="none",
-        ephemeral=True,
-    )
-
     def counts(*hours: str) -> DataFrame:
         date, keys = F.to_date("window_start"), F.lit(1).cast("bigint")
         return windows(spark, *hours).withColumns({"window_date": date, "unique_keys": keys})
 
-    create_table(
-        spark,
-        target,
-        nullable(counts().withColumn("batch_id", F.lit(1).cast("bigint")).schema),
-        ["window_date"],
-    )
-    return checkpointer.WindowCountMerger(spark, params).write, counts
+    checkpointer.create_counts(spark, target)
+    return checkpointer.WindowCountMerger(spark, target, "the topic").write, counts
 
 
 def _sink(spark: SparkSession, target: str) -> tuple[Write, Callable[..., DataFrame]]:

@@ -155,12 +155,18 @@ def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
     )
 
 
+def create_counts(spark: SparkSession, target: str) -> None:
+    """Create the table of the windows' counts, or check the existing one."""
+    create_table(spark, target, spark.createDataFrame([], _COUNTS).schema, ["window_date"])
+
+
 class WindowCountMerger(BatchFunction):
     """The ``foreachBatch`` function of the job: each changed window's count replaces the one before."""
 
-    def __init__(self, spark: SparkSession, params: Parameters) -> None:
-        self._target: DeltaTable = delta_table(spark, params.target)
-        self._source = params.source
+    def __init__(self, spark: SparkSession, target: str, source: str) -> None:
+        """Write to the table ``target``; ``source`` names topic and brokers in errors."""
+        self._target: DeltaTable = delta_table(spark, target)
+        self._source = source
         # Only the batches that the report needs: a continuous job runs for months.
         self.batches: deque[int] = deque(maxlen=100)
 
@@ -242,7 +248,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Wind
         WrongUse: the target is another table, or the checkpoint can't continue with the query.
     """
     partition_counts(spark, [params.topic], java_client_settings(params.bootstrap_servers, params.consumer))
-    create_table(spark, params.target, spark.createDataFrame([], _COUNTS).schema, ["window_date"])
+    create_counts(spark, params.target)
     check(spark, params)
     begins = not has_progress(spark, params.checkpoint)
     if begins and not params.start_over and not read_table(spark, params.target).isEmpty():
@@ -251,7 +257,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Wind
             "topic still has would be counted anew over them; allow that with --start_over true"
         )
     _claim(spark, params)
-    merger = WindowCountMerger(spark, params)
+    merger = WindowCountMerger(spark, params.target, params.source)
     counts = windowed_counts(read_topic(spark, params), params)
     return start_query(counts, merger, params.checkpoint, params.trigger, output_mode="update"), merger
 

@@ -180,11 +180,6 @@ def _guarded(predicate: Callable[[Row], bool | None]) -> Callable[[Row], tuple[b
     return guarded
 
 
-def valid_rows(flagged: DataFrame) -> DataFrame:
-    """Return the rows that meet every condition, with their original columns."""
-    return flagged.where(F.col(REJECTED_BY).isNull()).drop(REJECTED_BY, REJECTED_AS, PREDICATE_ERROR)
-
-
 def raised_rows(flagged: DataFrame) -> DataFrame:
     """Return the dead letters: the rows on which a predicate raised, with the predicate's name and its error."""
     return flagged.where(F.col(REJECTED_AS) == DEAD_LETTER).drop(REJECTED_AS)

@@ -131,10 +131,10 @@ def settings_of(spark: SparkSession) -> Any:
 def restore_settings(spark: SparkSession, before: Any) -> set[str]:
     """Restore the settings that have changed since ``before``, and return their names."""
     jvm: Any = spark._jvm
-    entries = jvm.java.util.HashSet
-    left, lost = entries(settings_of(spark).entrySet()), entries(before.entrySet())
+    now, entries = settings_of(spark), jvm.java.util.HashSet
+    left, lost = entries(now.entrySet()), entries(before.entrySet())
     left.removeAll(before.entrySet())
-    lost.removeAll(settings_of(spark).entrySet())
+    lost.removeAll(now.entrySet())
     # The end of a Java iterator is an exception, which PySpark takes 60 ms to translate; an array has a length.
     for entry in left.toArray():
         spark.conf.unset(entry.getKey())
