@@ -31,6 +31,7 @@ from case_study.demo import DemoFailed, lakehouse_root, only_run
 from python_jobs.ingestion.change_data_capture import Parameters, start
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import await_end
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES
@@ -75,7 +76,7 @@ class Models:
 
 
 def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
-    """Run the stream and, after each of its commits, the models, until an interrupt.
+    """Run the stream and, after each of its commits, the models, until SIGTERM or SIGINT; a running build ends first.
 
     The stream waits for the models. If both ran at once, they would share the cores, every batch and every model would
     take longer, and a batch would still have to wait for the models of the batch before.
@@ -100,11 +101,12 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
         print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
 
     try:
-        build()  # for commits of an earlier run that died before its models
-        while query.isActive:
-            if appended.acquire(timeout=_POLL_SECONDS):
-                build()
-                built.release()
+        with end_requested() as stopped:
+            build()  # for commits of an earlier run that died before its models
+            while query.isActive and not stopped.is_set():
+                if appended.acquire(timeout=_POLL_SECONDS):
+                    build()
+                    built.release()
     finally:
         ended.set()
         query.stop()

@@ -30,7 +30,6 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +51,7 @@ from python_jobs.shared.core.failures import (
     require_at_least,
 )
 from python_jobs.shared.core.intervals import from_micros, to_micros
+from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.delta.commits import (
     find_commit,
     latest_version,
@@ -343,13 +343,11 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         DataRefused: the next records have expired.
         JobFailed: Kafka ended the reading, or another process writes for the group.
     """
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
     sink = TableSink(spark, params)
     with_data = params.delivery == "exactly_once"
     process, positions = (sink.append_once, sink.positions) if with_data else (sink.append, None)
-    with closing(CheckpointedConsumer(params, params.delivery, process, positions)) as consumer:
+    delivering = CheckpointedConsumer(params, params.delivery, process, positions)
+    with closing(delivering) as consumer, end_requested() as stopped:
         report = consumer.run(stopped)
     version = latest_version(spark, params.target) if table_exists(spark, params.target) else None
     return report | {"target": params.target, "table_version": version}

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.paths import absolute, is_path
+from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
 from python_jobs.shared.spark.sql_text import taken_names
 
@@ -78,6 +79,8 @@ class BatchFunction(ABC):
 
     failure: Exception | None = None
     """Exception of the failed batch; None if no batch has failed."""
+    trigger: str | None = None
+    """Interval of the batches of a query without end; None if the query ends behind the available data."""
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Process one batch."""
@@ -131,6 +134,7 @@ def start_query(
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     sink = stream.writeStream.outputMode(output_mode).foreachBatch(function)
     sink = sink.option("checkpointLocation", checkpoint)
+    function.trigger = trigger
     if trigger is None:
         return sink.trigger(availableNow=True).start()
     return sink.trigger(processingTime=trigger).start()
@@ -144,6 +148,8 @@ SOURCE_FAILURES = {
     "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
 }
 
+_LOOK_SECONDS = 0.5  # between two looks for a signal; the end of the query itself is noticed at once
+
 
 def await_end(
     query: StreamingQuery,
@@ -151,16 +157,21 @@ def await_end(
     source: str,
     source_failures: Mapping[str, str] = SOURCE_FAILURES,
 ) -> None:
-    """Wait until the query ends; an interrupt (Ctrl-C) stops the query.
+    """Wait until the query ends; SIGTERM or SIGINT (Ctrl-C) stops it, which is how a query without end ends well.
 
     Raises:
+        KeyboardInterrupt: a signal stopped a query that would have ended by itself: it hasn't read all data.
         Exception: the exception of ``function``, if it failed.
         JobFailed: the source can't be streamed any more; the message is one sentence.
     """
     try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
+        with end_requested() as stopped:
+            while not (query.awaitTermination(_LOOK_SECONDS) or stopped.is_set()):
+                pass
+        if query.isActive:
+            query.stop()
+            if function.trigger is None:
+                raise KeyboardInterrupt
     except StreamingQueryException as error:
         if function.failure is not None:
             raise function.failure from None

@@ -7,12 +7,11 @@ docstrings of these programs state their guarantees.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +26,7 @@ from confluent_kafka import (
 )
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, present
+from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.kafka.clients import (
     ANSWER_SECONDS,
     client_settings,
@@ -319,13 +319,8 @@ class Replicator:
 
 def run_until_stopped(replicator: Replicator) -> dict[str, Any]:
     """Run until SIGTERM or SIGINT, or until the end; return the numbers of records and bytes."""
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
-    try:
+    with closing(replicator), end_requested() as stopped:
         return replicator.run(stopped)
-    finally:
-        replicator.close()
 
 
 @contextmanager

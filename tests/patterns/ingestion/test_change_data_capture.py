@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -308,6 +309,23 @@ def test_stream_and_models_of_the_runner_take_turns(bronze):
     # Neither came while the models ran, so both came in the batch after it.
     assert seen[-1] == [0, 1, 2]
     assert bronze.rows().select("ingested_at").distinct().count() == 2
+
+
+def test_a_signal_during_a_build_of_the_runner_lets_the_build_end(bronze):
+    done: list[str] = []
+
+    class Signalled(Models):
+        """Models that are told to end while they run."""
+
+        def __init__(self) -> None: ...
+
+        def run(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("built")
+
+    follow(bronze.spark, bronze.parameters(), Signalled())
+    assert done == ["built"]
+    assert not bronze.spark.streams.active
 
 
 def test_a_job_that_ends_before_its_commit_leaves_no_gap_and_no_double(bronze, monkeypatch):
