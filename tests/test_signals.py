@@ -88,7 +88,9 @@ def test_a_stream_ends_by_a_signal_and_a_run_that_had_an_end_says_that_it_was_in
         stopping.clear()
         target = str(tmp_path / f"target_{trigger}")
         function = AskedToEnd(target, number, stopping)
-        query = start_stream(spark, source, function, f"{target}_checkpoint", trigger, max_files_per_trigger=1)
+        query = start_stream(
+            spark, source, function, f"{target}_checkpoint", trigger, max_files_per_trigger=1
+        )
         try:
             await_end(query, function, source)
         except KeyboardInterrupt:
