@@ -177,6 +177,10 @@ measured as (
         {{ return('count(*)') }}
     {%- elif audit.type == 'null_share' -%}
         {{ return('count_if(' ~ lakehouse_patterns._awap_field(audit, types) ~ ' is null)') }}
+    {%- elif lakehouse_patterns._awap_rejects_rows(audit) -%}
+        {{ return(
+            'count_if(array_contains(lakehouse_patterns_rejected_by, ' ~ lakehouse_patterns.text_literal(audit.name) ~ '))'
+        ) }}
     {%- elif audit.type == 'record' -%}
         {{ return('count_if((' ~ audit.valid_when ~ ') is not true)') }}
     {%- elif audit.type == 'contract' -%}

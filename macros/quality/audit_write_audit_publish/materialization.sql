@@ -35,7 +35,7 @@
         {%- do lakehouse_patterns.publish_nothing(context) -%}
     {%- else -%}
         {%- set scope = lakehouse_patterns._awap_scope(options, context) -%}
-        {%- do lakehouse_patterns._awap_stage(scope.staging, context.batch) -%}
+        {%- do lakehouse_patterns._awap_stage(scope, context.batch) -%}
         {%- set findings = lakehouse_patterns._awap_findings(
             options, scope, lakehouse_patterns._awap_measure(options, scope)
         ) -%}

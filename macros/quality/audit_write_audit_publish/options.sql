@@ -114,16 +114,16 @@
         after rejects and results are written, or be published with a new table before it has its constraints. Rows that
         a `record` audit dispatches are not published, and may break them.
     -#}
-    {%- set kept, found = [], [] -%}
-    {%- for audit in audits if audit.type == 'record' and audit.outcome == 'dispatch' -%}
-        {%- do kept.append(' and (' ~ audit.valid_when ~ ') is true') -%}
+    {%- set found, dispatching = [], [] -%}
+    {%- for audit in audits if lakehouse_patterns._awap_rejects_rows(audit) -%}
+        {%- do dispatching.append(audit.name) -%}
     {%- endfor -%}
     {%- for name, condition in lakehouse_patterns.contract_checks().items() -%}
         {%- do found.append({
             'name': 'constraint ' ~ name,
             'type': 'contract',
             'condition': condition,
-            'kept': kept | join(''),
+            'kept': ' and size(lakehouse_patterns_rejected_by) = 0' if dispatching else '',
             'min': none,
             'max': 0,
             'outcome': 'fail',

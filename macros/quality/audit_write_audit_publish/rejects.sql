@@ -51,15 +51,10 @@
     {#- The staged rows with the names of the dispatching audits that reject them: the row's own, then its period's. -#}
     {%- set alias = 'lakehouse_patterns_staged' -%}
 select
-    {{ alias }}.*,
+    {{ alias }}.* except (lakehouse_patterns_rejected_by),
     {{ lakehouse_patterns._awap_run_sql(scope, alias) }} as lakehouse_patterns_run,
     array_distinct(concat(
-        array_compact(array(
-            cast(null as string)
-            {%- for audit in scope.audits if audit.type == 'record' and audit.outcome == 'dispatch' %},
-            case when ({{ audit.valid_when }}) is not true then {{ lakehouse_patterns.text_literal(audit.name) }} end
-            {%- endfor %}
-        )),
+        {{ alias }}.lakehouse_patterns_rejected_by,
         case
             {%- for run, names in findings.rejected.items() %}
             when {{ alias ~ '.' ~ scope.period ~ ' = ' ~ lakehouse_patterns.typed_literal(run, scope.type)

@@ -1,7 +1,12 @@
 {#- Audit-Write-Audit-Publish: the staging table, and what a run replaces. -#}
 
-{% macro _awap_stage(staging, batch) %}
-    {#- Statistics would be collected for a table that is read once, whole. -#}
+{% macro _awap_stage(scope, batch) %}
+    {#-
+        The batch with, in the run's mark, the dispatching `record` audits that a row fails. They are judged here and
+        nowhere else: a condition on `current_timestamp()` would be true at the audit and false when the rows are
+        published. Statistics would be collected for a table that is read whole.
+    -#}
+    {%- set staging = scope.staging -%}
     {%- set root = config.get('location_root') -%}
     {%- do run_query(
         'create schema if not exists ' ~ staging.without_identifier()
@@ -15,7 +20,15 @@
         as
         select
             *,
-            cast(null as boolean) as {{ lakehouse_patterns._awap_mark() }}
+            array_compact(array(
+                cast(null as string)
+                {%- for audit in scope.audits if lakehouse_patterns._awap_rejects_rows(audit) %},
+                case
+                    when {{ scope.is_deleted ~ ' is not true and ' if scope.is_deleted }}({{ audit.valid_when }}) is not true
+                        then {{ lakehouse_patterns.text_literal(audit.name) }}
+                end
+                {%- endfor %}
+            )) as {{ lakehouse_patterns._awap_mark() }}
         from {{ batch }}
     {%- endcall -%}
 {% endmacro %}
@@ -31,8 +44,17 @@
 {% endmacro %}
 
 
-{% macro _awap_staged_rows(staging) %}
-    {{ return('(select * except (' ~ lakehouse_patterns._awap_mark() ~ ') from ' ~ staging ~ ')') }}
+{% macro _awap_rejects_rows(audit) %}
+    {{ return(audit.type == 'record' and audit.outcome == 'dispatch') }}
+{% endmacro %}
+
+
+{% macro _awap_staged_rows(staging, dispatches=false) %}
+    {%- set mark = lakehouse_patterns._awap_mark() -%}
+    {{ return(
+        '(select * except (' ~ mark ~ ')' ~ (', ' ~ mark ~ ' as lakehouse_patterns_rejected_by' if dispatches else '')
+        ~ ' from ' ~ staging ~ ')'
+    ) }}
 {% endmacro %}
 
 
@@ -62,7 +84,7 @@
     {%- set existing = context.existing -%}
     {%- set rebuilds = existing is none or should_full_refresh() or not existing.is_delta -%}
     {%- set staging = this.incorporate(path={'schema': this.schema ~ '__staging'}, type='table') -%}
-    {%- set staged = lakehouse_patterns._awap_staged_rows(staging) -%}
+    {%- set staged = lakehouse_patterns._awap_staged_rows(staging, options.dispatches) -%}
     {%- set scope = {
         'staging': staging,
         'staged': staged,

@@ -96,6 +96,15 @@ FLAGGED = model(
     ) }}) as flagged
     left join known_users as users on flagged.user_id = users.user_id""",
 )
+# A condition that is another one at each look, as one on current_timestamp() may be.
+DRAWN = model(
+    """{'audits': [
+        {'name': 'drawn', 'type': 'record', 'valid_when': "uuid() < '8'", 'outcome': 'dispatch',
+         'max_invalid_share': 1},
+        {'name': 'odd', 'type': 'record', 'valid_when': 'remainder = 1', 'outcome': 'dispatch', 'max_invalid_share': 1}
+    ]}""",
+    "select id, nullif(id % 2, 0) as remainder from range(64)",
+)
 DEFERRED = model(
     """{'input_audits': [{'input': 'upstream', 'min_rows': 2}],
         'audits': [{'name': 'rows', 'type': 'row_count', 'min': 1}]}""",
@@ -114,6 +123,7 @@ MODELS = {
     "counted": COUNTED,
     "with_input_audit": AUDITED_INPUT,
     "flagged": FLAGGED,
+    "drawn": DRAWN,
     "deferred": DEFERRED,
     "upstream": "{{ config(materialized='table') }}\nselect 1 as id",
     "audited/by_default": "select user_id, page from INPUT",
@@ -273,6 +283,18 @@ def test_a_rejected_row_has_the_names_of_all_rules_that_it_breaks(project: DbtPr
             ("v4", "d", "page_missing", ("user_known", "not_filtered")),
         ],
     )
+
+
+@stories.about("drawn")
+def test_a_condition_on_a_row_is_judged_once(project: DbtProject) -> Story:
+    """What is not published is rejected, and counted, also if the condition would be another one by then."""
+    yield PASSES
+    published, rejects = project.table("drawn"), project.table("drawn__rejects")
+    assert_rows(published.select("id").union(rejects.select("id")), [(number,) for number in range(64)])
+    assert published.where("remainder is null").count() == 0  # a condition that is NULL rejects
+    drawn = rejects.where("array_contains(lakehouse_patterns_rejected_by, 'drawn')").count()
+    found = {row.audit: row.value for row in project.table("drawn__audit_results").collect()}
+    assert found == {"drawn": drawn, "odd": 32}
 
 
 # Outcome: fail ----
