@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import enum
 import errno
+import gzip
 import http.client
+import json
 import logging
 import random
 import socket
@@ -26,6 +28,8 @@ import ssl
 import threading
 import time
 import urllib.error
+import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -81,13 +85,19 @@ _PERMANENT_TYPES = (
     PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, WrongUse, DataRefused, NotReady,
     ValueError, TypeError, LookupError,
 )  # fmt: skip
+# What the standard library says of a body that broke off, or of a proxy's page in place of the answer.
+_BROKEN_BODIES = (
+    json.JSONDecodeError, UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile, ElementTree.ParseError,
+)  # fmt: skip
 _TRANSIENT_ERRNOS = {
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH,
 }  # fmt: skip
 _AMBIGUOUS_ERRNOS = {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Statuses which say that the request was not carried out.
 _TRANSIENT_STATUSES = {425, 429, 503}
-_REQUEST_TIMEOUT = 408
+# Statuses which say that the request itself is wrong: the registered ones, not those that a proxy or a framework has
+# invented (419, 440, 460, 499).
+_PERMANENT_STATUSES = {status.value for status in http.HTTPStatus if 300 <= status < 500} - {408, 425, 429}
 # Errors of the caller's own request, which requests raises before it sends anything.
 _PERMANENT_REQUESTS = (
     requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema,
@@ -126,7 +136,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, requests.RequestException):
         return _classify_request(error)
     if isinstance(error, urllib.error.HTTPError):
-        return classify_status(error.code)
+        return _classify_answer(error.code, "Retry-After" in error.headers)
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
         return classify(error.reason)
     if isinstance(error, http.client.HTTPException):
@@ -136,6 +146,8 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, RateLimited | ConnectionRefusedError | socket.gaierror):
         return Failure.TRANSIENT
     if isinstance(error, ConnectionError | TimeoutError | ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return Failure.AMBIGUOUS
+    if isinstance(error, _BROKEN_BODIES):
         return Failure.AMBIGUOUS
     if isinstance(error, _PERMANENT_TYPES):
         return Failure.PERMANENT
@@ -150,13 +162,19 @@ def classify(error: BaseException) -> Failure:
 def classify_status(status: int) -> Failure:
     """Return the class of an HTTP status that is no success.
 
-    Server errors and non-standard statuses (520 to 529 of proxies) are ambiguous: only a status from 300 to 499 says
-    that the request itself is wrong.
+    Server errors and non-standard statuses (419 of frameworks, 499 and 520 to 529 of proxies) are ambiguous: only a
+    registered status from 300 to 499 says that the request itself is wrong.
     """
     if status in _TRANSIENT_STATUSES:
         return Failure.TRANSIENT
-    is_the_callers = 300 <= status < 500 and status != _REQUEST_TIMEOUT
-    return Failure.PERMANENT if is_the_callers else Failure.AMBIGUOUS
+    return Failure.PERMANENT if status in _PERMANENT_STATUSES else Failure.AMBIGUOUS
+
+
+def _classify_answer(status: int, invites_again: bool) -> Failure:
+    """Return the class of an answer: a refusal with ``Retry-After`` (403 of a rate limit) invites the same request."""
+    if 400 <= status < 500 and invites_again:
+        return Failure.TRANSIENT
+    return classify_status(status)
 
 
 def _classify_request(error: requests.RequestException) -> Failure:
@@ -165,7 +183,7 @@ def _classify_request(error: requests.RequestException) -> Failure:
     if isinstance(error, _PERMANENT_REQUESTS):
         return Failure.PERMANENT
     if error.response is not None and error.response.status_code >= 300:
-        return classify_status(error.response.status_code)
+        return _classify_answer(error.response.status_code, "Retry-After" in error.response.headers)
     if isinstance(error, requests.exceptions.SSLError):
         broke_off = any(sign in str(error) for sign in _BROKEN_HANDSHAKES)
         return Failure.AMBIGUOUS if broke_off else Failure.PERMANENT
@@ -178,14 +196,15 @@ def retry_after(error: BaseException) -> float:
     """Return how many seconds the server asks to wait (``Retry-After``), 0 if it doesn't ask."""
     if isinstance(error, RateLimited):
         return error.retry_after
-    response = getattr(error, "response", None)
-    asked = "" if response is None else response.headers.get("Retry-After", "").strip()
+    # requests keeps the answer beside its error; urllib's error is the answer.
+    headers = getattr(getattr(error, "response", error), "headers", None) or {}
+    asked = headers.get("Retry-After", "").strip()
     if asked.isascii() and asked.isdigit():
         return float(asked)
     try:
         moment = parsedate_to_datetime(asked)
         # Take both times from the server's clock if it sends its time: our clock may be wrong.
-        sent = response.headers.get("Date") if response is not None else None
+        sent = headers.get("Date")
         return max(0.0, (moment - (parsedate_to_datetime(sent) if sent else utc_now())).total_seconds())
     except (ValueError, TypeError):
         return 0.0

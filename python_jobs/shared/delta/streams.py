@@ -148,7 +148,7 @@ SOURCE_FAILURES = {
     "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
 }
 
-_LOOK_SECONDS = 0.5  # between two looks for a signal; the end of the query itself is noticed at once
+_LOOK_SECONDS = 1  # between two looks for a signal; the end of the query itself is noticed at once
 
 
 def await_end(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import errno
+import gzip
 import http.client
+import json
 import logging
 import math
 import socket
 import ssl
 import threading
 import urllib.error
+import xml.etree.ElementTree as ElementTree
+import zlib
 from collections.abc import Callable
 from email.message import Message
 from email.utils import format_datetime
@@ -197,6 +201,13 @@ def http_error(status: int, **headers: str) -> requests.HTTPError:
     return requests.HTTPError(response=response)
 
 
+def urllib_error(status: int, **headers: str) -> urllib.error.HTTPError:
+    message = Message()
+    for name, value in headers.items():
+        message[name.replace("_", "-")] = value
+    return urllib.error.HTTPError("http://a", status, "", message, None)
+
+
 @pytest.mark.parametrize(
     ("error", "seconds"),
     [
@@ -211,6 +222,7 @@ def http_error(status: int, **headers: str) -> requests.HTTPError:
         (http_error(503, Retry_After="soon"), 0),
         (http_error(503, Retry_After="²"), 0),
         (http_error(503), 0),
+        (urllib_error(503, Retry_After="7"), 7),
         (ValueError(), 0),
         (RateLimited("slow down", retry_after=2.5), 2.5),
     ],
@@ -261,8 +273,18 @@ def test_retry_after_is_read_as_seconds_or_as_a_date(error: Exception, seconds: 
         (http.client.IncompleteRead(b"{"), Failure.AMBIGUOUS),
         (http.client.BadStatusLine("?"), Failure.AMBIGUOUS),
         (http.client.InvalidURL("a b"), Failure.PERMANENT),
-        (urllib.error.HTTPError("http://a", 522, "", Message(), None), Failure.AMBIGUOUS),
-        (urllib.error.HTTPError("http://a", 404, "", Message(), None), Failure.PERMANENT),
+        (urllib_error(522), Failure.AMBIGUOUS),
+        (urllib_error(404), Failure.PERMANENT),
+        (urllib_error(403, Retry_After="7"), Failure.TRANSIENT),
+        (http_error(403, Retry_After="7"), Failure.TRANSIENT),
+        (http_error(301, Retry_After="7"), Failure.PERMANENT),
+        (json.JSONDecodeError("broke off", "{", 1), Failure.AMBIGUOUS),
+        (UnicodeDecodeError("utf-8", b"\xc3", 0, 1, "unexpected end of data"), Failure.AMBIGUOUS),
+        (EOFError("Compressed file ended before the end-of-stream marker was reached"), Failure.AMBIGUOUS),
+        (zlib.error("incomplete or truncated stream"), Failure.AMBIGUOUS),
+        (gzip.BadGzipFile("CRC check failed"), Failure.AMBIGUOUS),
+        (ElementTree.ParseError("no element found"), Failure.AMBIGUOUS),
+        (ValueError("schema"), Failure.PERMANENT),
         (urllib.error.URLError(ConnectionRefusedError()), Failure.TRANSIENT),
         (socket.gaierror(socket.EAI_AGAIN, "no name server"), Failure.TRANSIENT),
         (ssl.SSLEOFError(), Failure.AMBIGUOUS),
@@ -278,13 +300,14 @@ def test_errors_are_classified(error: Exception, failure: Failure) -> None:
 
 
 def test_only_an_answer_that_blames_the_request_is_permanent() -> None:
-    """What no list names, such as 507 and the 520 to 529 of proxies, may heal."""
+    """What is no registered status, such as 499 and the 520 to 529 of proxies, may heal."""
     found = {status: classify(http_error(status)) for status in (*range(300, 600), 999)}
     transient = {status for status, failure in found.items() if failure is Failure.TRANSIENT}
     permanent = {status for status, failure in found.items() if failure is Failure.PERMANENT}
     assert transient == {425, 429, 503}
-    assert permanent == set(range(300, 500)) - {408, 425, 429}
-    assert {found[status] for status in (408, 500, 507, 520, 522, 529, 599, 999)} == {Failure.AMBIGUOUS}
+    redirects, wrong_requests = {300, 301, 302, 303, 304, 305, 307, 308}, {*range(400, 408), *range(409, 419)}
+    assert permanent == redirects | wrong_requests | {421, 422, 423, 424, 426, 428, 431, 451}
+    assert set(found.values()) == {Failure.TRANSIENT, Failure.PERMANENT, Failure.AMBIGUOUS}
 
 
 @pytest.mark.parametrize(("total", "calls"), [(1.0, 1), (1.001, 2)])
