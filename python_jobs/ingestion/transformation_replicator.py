@@ -9,9 +9,10 @@ one. A column that the contract names and the source lacks is an error; one that
 doesn't list stops the run or is withheld (``--on_unknown drop``) and reported. Bad rows survive: NULLs, duplicates
 and odd formats are what the replica is for. Names reported of JSON lines are those that look like names.
 
-Forms of the source, and of the target: a Delta table; JSON lines, where numbers and the order of names stay as
-they are written; CSV with a header, where every value is a text. A line that can't be read can't be searched
-either: it stops the run or is left out and counted (``--on_malformed drop``).
+Forms of the source, and of the target: a Delta table; JSON lines, where numbers and the order of names stay as they are
+written; CSV with a header, one record a line, where every value is a text. A line that can't be read can't be searched
+either: it stops the run or is left out and counted (``--on_malformed drop``). A CSV line with a quote that isn't closed
+always stops the run: the lines behind it may be a part of a withheld value.
 
 The target is replaced in one step, so that a rerun and a killed run leave a whole replica, and files left behind
 there hold nothing but what may leave: the contract is applied while the source is read. Spark's own scratch files
@@ -34,9 +35,7 @@ Source: Data Engineering Design Patterns, chapter 2, Transformation Replicator.
 
 from __future__ import annotations
 
-import functools
 import importlib
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,22 +59,28 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
-from python_jobs.shared.files.file_sets import (
-    NO_FILE_SKIPPED,
-    SourceFile,
-    list_files,
-    read_lines,
+from python_jobs.shared.files.csv_records import (
+    LINE,
+    csv_delimiter,
+    csv_fields,
+    csv_header,
+    csv_lines,
+    csv_value,
+    is_csv_record,
 )
-from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
+from python_jobs.shared.files.file_sets import SourceFile, list_files, read_lines
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.session import settings
-from python_jobs.shared.spark.sql_text import named_column, named_columns, properties_list, table_name
+from python_jobs.shared.spark.sql_text import named_columns, properties_list, table_name
 
 _NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
 _PURGED = "lakehouse_patterns.purged_through"
-_CORRUPT = "__corrupt_record"
 _NOTHING_LEFT = "nothing was replicated"
-_CSV = {"header": "true", "escape": '"', "multiLine": "true"}
+_FIELDS = "__fields"
+_CSV = {"header": "true", "escape": '"'} | {
+    f"ignore{place}WhiteSpace": "false" for place in ("Leading", "Trailing")
+}
 
 
 @dataclass(frozen=True)
@@ -264,26 +269,40 @@ def _replicate_json(spark: SparkSession, parameters: Parameters, contract: Contr
 
 
 def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contract) -> dict[str, Any]:
-    paths = [literal_path(file.path) for file in _files(spark, parameters)]
-    # Latin-1 makes a character of each byte: what is no UTF-8 is seen then, not replaced.
-    separator = parameters.separator.encode().decode("latin-1")
-    options = _CSV | NO_FILE_SKIPPED | {"sep": separator, "encoding": "ISO-8859-1"}
-    header = spark.read.options(**options).csv(paths).schema
-    options |= {"columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false", "enforceSchema": "false"}
-    rows = spark.read.options(**options).schema(header.add(_CORRUPT, "string")).csv(paths)
-    rows = _decoded(rows)
+    files, separator = _files(spark, parameters), csv_delimiter(parameters.separator)
+    header = csv_header(spark, files, separator)
+    if header is None:
+        raise NotReady(f"the files of {parameters.source} hold no header")
+    given = {name.casefold() for name in header.names}
+    absent = [child.name for name, child in contract.root.children.items() if name not in given]
+    if absent:
+        raise DataRefused(
+            f"the contract names {', '.join(absent)}, which the header of {header.file.path} lacks; the header isn't "
+            "repeated here, because it may be a line of data"
+        )
+    names = [name or f"_c{place}" for place, name in enumerate(header.names)]
+    fields = csv_fields(F.col(LINE), separator)
+    lines = csv_lines(spark, files, header, separator).withColumn(_FIELDS, fields)
+    is_record = is_csv_record(F.col(LINE), separator)
     # A separator too many moves the values behind it: one of a withheld column could leave under another name.
-    # Spark answers no query over the corrupt column alone.
+    is_good = is_record & F.is_valid_utf8(LINE) & (F.size(_FIELDS) == len(names))
+    counts = [F.count_if(~is_good).alias("malformed"), F.count_if(~is_record).alias("open")]
     with unreadable_files_refused(_NOTHING_LEFT):
-        malformed = rows.agg(F.count(_CORRUPT), F.count(named_column(rows.columns[0]))).collect()[0][0]
-    _refuse_malformed(malformed, parameters)
-    rows = rows.where(F.col(_CORRUPT).isNull()).drop(_CORRUPT)
-    kept, unknown = permitted(rows, contract, parameters.on_unknown)
+        found = lines.agg(*counts).collect()[0]
+    if found.open:
+        raise DataRefused(
+            f"{found.open} lines of {parameters.source} have a quote that isn't closed on its line or isn't around a "
+            "whole value, so nobody can tell which lines behind it are records, and on_malformed drop leaves none of "
+            "them out: write each record on one line, and double quotes within quotes"
+        )
+    _refuse_malformed(found.malformed, parameters)
+    values = [csv_value(F.col(_FIELDS), place).alias(name) for place, name in enumerate(names)]
+    kept, unknown = permitted(lines.where(is_good).select(*values), contract, parameters.on_unknown)
     kept = _with_row_function(kept, parameters)
-    trimming = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-    writer = kept.write.options(**(_CSV | trimming), sep=parameters.separator)
-    _replace_folder(spark, parameters.target, writer.csv)
-    return {"unknown_withheld": unknown, "malformed_left_out": malformed}
+    if len(kept.columns) == 1:
+        kept = kept.fillna("")  # a line without a sign would be no record
+    _replace_folder(spark, parameters.target, kept.write.options(**_CSV, sep=separator).csv)
+    return {"unknown_withheld": unknown, "malformed_left_out": found.malformed}
 
 
 def _files(spark: SparkSession, parameters: Parameters) -> list[SourceFile]:
@@ -291,30 +310,6 @@ def _files(spark: SparkSession, parameters: Parameters) -> list[SourceFile]:
     if not files:
         raise NotReady(f"there is no file at {parameters.source}")
     return files
-
-
-def _decoded(rows: DataFrame) -> DataFrame:
-    """Return columns that were read byte by byte as texts; a row that is no UTF-8 is malformed."""
-    names = [name for name in rows.columns if name != _CORRUPT]
-    texts = [F.encode(named_column(name), "ISO-8859-1").cast("string") for name in names]
-    valid = functools.reduce(
-        operator.and_, (F.is_valid_utf8(F.coalesce(text, F.lit(""))) for text in texts), F.lit(True)
-    )
-    corrupt = F.when(valid, F.col(_CORRUPT)).otherwise(F.coalesce(_CORRUPT, F.lit("no UTF-8")))
-    try:
-        decoded = [_header_name(name.encode("latin-1").decode()) for name in names]
-    except UnicodeDecodeError:
-        raise DataRefused("the header of the source is no UTF-8; convert the files") from None
-    return rows.select(
-        *(text.alias(name) for text, name in zip(texts, decoded, strict=True)), corrupt.alias(_CORRUPT)
-    )
-
-
-def _header_name(text: str) -> str:
-    """Return a column's name without a byte order mark, behind which Spark sees no quotes."""
-    name = text.removeprefix("\ufeff")
-    is_quoted = name != text and len(name) > 1 and name[0] == name[-1] == '"'
-    return name[1:-1].replace('""', '"') if is_quoted else name
 
 
 def _with_row_function(rows: DataFrame, parameters: Parameters) -> DataFrame:

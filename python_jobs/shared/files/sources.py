@@ -1,27 +1,36 @@
 """Files as a source: their identity, their schema and their rows.
 
-A record is a line: one JSON object, or one CSV record below a header line that is the same in all files and names the
-schema's columns in order. Blank lines are none. What doesn't fit the schema exactly refuses the load, as
-:mod:`python_jobs.shared.records.json_records` and :mod:`python_jobs.shared.records.values` say it; in CSV an empty
-field is NULL.
+A record is a line: one JSON object, or one CSV record (:mod:`python_jobs.shared.files.csv_records`) below a header that
+is the same in all files and names the schema's columns in order. Blank lines are none. What doesn't fit the schema
+exactly refuses the load, as :mod:`python_jobs.shared.records.json_records` and :mod:`python_jobs.shared.records.values`
+say it; in CSV an empty field is NULL.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.files.csv_records import (
+    FILE,
+    LINE,
+    CsvHeader,
+    csv_delimiter,
+    csv_fields,
+    csv_header,
+    csv_lines,
+    csv_value,
+    is_csv_record,
+)
 from python_jobs.shared.files.file_sets import (
-    NO_FILE_SKIPPED,
     SourceFile,
     list_files,
     read_lines,
@@ -29,17 +38,11 @@ from python_jobs.shared.files.file_sets import (
 )
 from python_jobs.shared.records.json_records import TYPED, UNREADABLE, with_fields
 from python_jobs.shared.records.values import exact_cast, exact_value, is_limited, require_readable
-from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import RECORD_REFUSED
 from python_jobs.shared.spark.sql_text import named_column
 
-# Each byte is a character of its own in it: nothing is replaced while lines are cut.
-_BYTES = "ISO-8859-1"
-_LINE = "__line"
-_CORRUPT = "__corrupt"
-_ROW = "__row"
-# A line as one CSV column, cut by nothing; the header is left out where a file starts.
-_WHOLE_LINES = {"header": "true", "enforceSchema": "false", "mode": "FAILFAST", "sep": "\x01", "quote": ""}
+_FIELDS = "__fields"
 
 
 def parse_schema(ddl: str) -> StructType:
@@ -115,19 +118,19 @@ def read_files(spark: SparkSession, parameters: FileSource, files: Sequence[Sour
     require_readable(schema, nested=parameters.format == "json")
     if parameters.format == "json":
         return _checked(*_json_records(spark, files, schema))
-    filled = [file for file in files if file.size]
-    if not filled:
+    delimiter = csv_delimiter(parameters.delimiter)
+    header = csv_header(spark, files, delimiter)
+    if header is None:
         return spark.createDataFrame([], schema)
-    return _checked(*_csv_records(spark, filled, schema, parameters.delimiter, parameters.null_marker))
+    _require_names(header, schema)
+    return _checked(*_csv_records(spark, files, header, schema, parameters.null_marker, delimiter))
 
 
 def _json_records(
     spark: SparkSession, files: Sequence[SourceFile], schema: StructType
 ) -> tuple[DataFrame, Column, Column]:
     lines = read_lines(spark, files).where(~F.col("value").rlike(r"^[ \t\r]*$"))
-    rows = with_fields(
-        lines.select(F.col("value").alias(_LINE), url_path().alias("__file")), schema, F.col(_LINE)
-    )
+    rows = with_fields(lines.select(F.col("value").alias(LINE), url_path().alias(FILE)), schema, F.col(LINE))
     unreadable = F.concat(
         F.lit("a value isn't of its type or would be changed by it: "), F.array_join(UNREADABLE, ", ")
     )
@@ -138,58 +141,35 @@ def _json_records(
 
 
 def _csv_records(
-    spark: SparkSession, files: Sequence[SourceFile], schema: StructType, delimiter: str, null_marker: str
+    spark: SparkSession,
+    files: Sequence[SourceFile],
+    header: CsvHeader,
+    schema: StructType,
+    null_marker: str,
+    delimiter: str,
 ) -> tuple[DataFrame, Column, Column]:
-    texts = [f"c{i}" for i in range(len(schema.fields))]
-    options = {"sep": delimiter, "escape": '"', "columnNameOfCorruptRecord": _CORRUPT}
-    header = _first_line(spark, files[0])
-    _require_header(header, schema, delimiter, files[0])
-    reader = spark.read.options(**NO_FILE_SKIPPED, **_WHOLE_LINES, encoding=_BYTES, lineSep="\n")
-    one_column = StructType([StructField(header.decode(_BYTES), StringType())])
-    lines = reader.schema(one_column).csv([literal_path(file.path) for file in files]).toDF(_LINE)
-    # The carriage return goes while each byte is a character: functions of texts replace bytes that are no UTF-8.
-    line = F.encode(F.regexp_replace(_LINE, r"\r\z", ""), _BYTES).cast("string")
-    rows = lines.select(line.alias(_LINE), url_path().alias("__file"))
-    ddl = ", ".join(f"{name} string" for name in [*texts, _CORRUPT])
-    rows = rows.withColumn(_ROW, F.from_csv(_LINE, ddl, options))
+    rows = csv_lines(spark, files, header, delimiter).withColumn(_FIELDS, csv_fields(F.col(LINE), delimiter))
     values, wrong = [], []
-    for name, column in zip(texts, schema, strict=True):
-        text = F.nullif(F.nullif(F.col(_ROW)[name], F.lit("")), F.lit(null_marker))
+    for place, column in enumerate(schema):
+        text = F.nullif(F.nullif(csv_value(F.col(_FIELDS), place), F.lit("")), F.lit(null_marker))
         value = exact_value(text, column.dataType)
         values.append(value.alias(column.name))
         wrong.append(F.when(text.isNotNull() & value.isNull(), column.name))
     names = F.array_join(F.array(*wrong), ", ")
-    is_record = F.is_valid_utf8(_LINE) & F.col(_LINE).rlike(_csv_record(delimiter))
+    is_record = F.is_valid_utf8(LINE) & is_csv_record(F.col(LINE), delimiter)
     problem = (
         F.when(~is_record, F.lit("a line is not one CSV record in UTF-8"))
-        .when(F.col(_ROW)[_CORRUPT].isNotNull(), F.lit("a line has more or fewer columns than the header"))
+        .when(F.size(_FIELDS) != len(schema), F.lit("a line has more or fewer columns than the header"))
         .when(names != "", F.concat(F.lit("a value isn't of its type or would be changed by it: "), names))
     )
     return rows, F.struct(*values), problem
 
 
-def _csv_record(delimiter: str) -> str:
-    """Return the pattern of a line whose quotes are closed, and stand around whole values only."""
-    cut = re.escape(delimiter)
-    field = rf'(?:"[^"]*+(?:""[^"]*+)*+"|(?!")(?:(?!{cut})[\s\S])*+)'
-    return rf"^{field}(?:{cut}{field})*+\z"
-
-
-def _first_line(spark: SparkSession, file: SourceFile) -> bytes:
-    row = read_lines(spark, [file]).select(F.col("value").cast("binary")).first()
-    return b"" if row is None else bytes(row[0])
-
-
-def _require_header(header: bytes, schema: StructType, delimiter: str, file: SourceFile) -> None:
-    """Compare the first file's header line with the schema; Spark compares those of the others with it."""
-    cut = re.escape(delimiter)
-    text = header.decode(errors="replace").removesuffix("\r")
-    names = [
-        name.strip('"').replace('""', '"') for name in re.split(f'{cut}(?=(?:[^"]*"[^"]*")*[^"]*$)', text)
-    ]
-    if [name.casefold() for name in names] != [name.casefold() for name in schema.names]:
+def _require_names(header: CsvHeader, schema: StructType) -> None:
+    """Compare the first header with the schema; Spark compares those of the other files with it."""
+    if [name.casefold() for name in header.names] != [name.casefold() for name in schema.names]:
         raise DataRefused(
-            f"cannot read {file.path}: its header names {', '.join(names)[:300]}, the schema "
+            f"cannot read {header.file.path}: its header names {', '.join(header.names)[:300]}, the schema "
             f"{', '.join(schema.names)}; both must name the same columns in the same order"
         )
 
@@ -200,7 +180,7 @@ def _checked(rows: DataFrame, record: Column, problem: Column) -> DataFrame:
     The rows pass a generator, behind which Spark moves no filter: lines are parsed once, and a query that needs no
     column still meets the problems.
     """
-    pair = F.struct(record.alias("record"), problem.alias("problem"), F.col("__file").alias("file"))
+    pair = F.struct(record.alias("record"), problem.alias("problem"), F.col(FILE).alias("file"))
     one = rows.select(F.explode(F.array(pair)).alias("r"))
     message = F.concat(
         F.lit(f"{RECORD_REFUSED}cannot read "), F.col("r.file"), F.lit(": "), F.col("r.problem")

@@ -116,6 +116,11 @@ def unreadable_file(failure: Exception) -> str | None:
         r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.?(?: File does not exist\.[\s\S]*?)? +SQLSTATE",
         str(failure),
     )
+    if named and "CSV header does not conform" in str(failure):
+        return (
+            f"cannot read {named[1]}: its header line isn't that of the other files; all must begin with the same "
+            "line, its line end included"
+        )
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
 
 

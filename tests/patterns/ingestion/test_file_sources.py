@@ -248,7 +248,13 @@ CSV = "type,version\n"
         ("version,type\n1,a\n", "its header names version, type, the schema type, version"),
         (CSV.replace("\n", "\r") + "a,1\r", "its header names"),
         (CSV.encode() + b"a,\xff\n", "a line is not one CSV record in UTF-8"),
-        (CSV.encode("utf-16") + "a,1\n".encode("utf-16-le"), "its header names"),
+        (CSV.encode("utf-16") + "a,1\n".encode("utf-16-le"), "its header is not one CSV record in UTF-8"),
+        (CSV + "\0a,\0\n#,x\x01y\n", [("\0a", "\0"), ("#", "x\x01y")]),
+        (CSV + '"",""\n,\n', [(None, None), (None, None)]),
+        ("\n\r\n" + CSV + "a,1\n", [("a", "1")]),
+        (CSV + "a," + "1," * 30_000 + "\n", "more or fewer columns"),
+        (CSV + 'a,"' + '""' * 30_000 + '"\n', [("a", '"' * 30_000)]),
+        (CSV + "a," + "1" * 300_000 + "\n", [("a", "1" * 300_000)]),
     ],
 )
 def test_csv_records(spark: SparkSession, tmp_path: Path, content: str | bytes, expected: Any) -> None:
@@ -265,8 +271,32 @@ def test_every_csv_file_has_the_header_and_a_marker_is_null(spark: SparkSession,
     source = Source(land(tmp_path, files), format="csv", null_marker="NULL")
     assert_rows(rows(spark, source), [("a", None), (None, None)])
     land(tmp_path, {"3.csv": "type,colour\na,red\n"})
-    with pytest.raises(DataRefused, match=r"cannot read .*3\.csv"):
+    with pytest.raises(DataRefused, match=r"cannot read .*3\.csv: its header line isn't that of the other"):
         rows(spark, source)
+    land(tmp_path, {"3.csv": "type,version\r\na,red\r\n"})
+    with pytest.raises(
+        DataRefused, match=r"cannot read .*3\.csv: .* with the same line, its line end included"
+    ):
+        rows(spark, source)
+
+
+def test_lines_of_blanks_are_rows_where_blanks_delimit_or_are_all_there_is(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Between commas a line of blanks is no record."""
+    tabs = Source(land(tmp_path / "tabs", {"a.csv": "type\tversion\n1\t2\n\t\n \t \r\n\n"}), format="csv")
+    tabs.delimiter = "\t"
+    assert_rows(rows(spark, tabs), [("1", "2"), (None, None), (" ", " ")])
+    one = Source(land(tmp_path / "one", {"a.csv": 'type\nx\n  \n""\n\n\r\n\t\n'}), "type string", "csv")
+    assert_rows(rows(spark, one), [("x",), ("  ",), (None,), ("\t",)])
+    commas = Source(land(tmp_path / "commas", {"a.csv": CSV + "a,1\n \t\n\n,\n"}), format="csv")
+    assert_rows(rows(spark, commas), [("a", "1"), (None, None)])
+    for delimiter in ("", '"', "\n"):
+        commas.delimiter = delimiter
+        with pytest.raises(
+            WrongUse, match="the delimiter of csv is one or more characters other than quotes"
+        ):
+            rows(spark, commas)
 
 
 def test_a_delimiter_of_several_bytes_and_a_type_that_is_not_read(

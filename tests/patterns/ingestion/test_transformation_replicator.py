@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from python_jobs.ingestion import transformation_replicator
 from python_jobs.ingestion.data_contract import filter_line, load_contract
 from python_jobs.ingestion.transformation_replicator import Parameters, run
-from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.spark.job import run_job
 from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
@@ -446,27 +446,33 @@ def test_json_lines_that_can_not_be_searched_do_not_leave(replica: Replica) -> N
 
 CSV = (
     'id;login;changed_at;email\nu1; ann ;"01/02/2023 10:00";ann.planted@example.org\n'
-    'u1; ann ;"01/02/2023 10:00";ann.planted@example.org\n1.10;"a ""quoted"" one";;\n"";"two\nlines";31.12.;x\n'
+    'u1; ann ;"01/02/2023 10:00";ann.planted@example.org\n1.10;"a ""quoted"" one";;\n"";16" TV;31.12.;x\n'
+    '#é;";";"A\rl";y\r\n;;;\n'
 )
 
 
 def test_csv_values_stay_the_texts_that_they_are(replica: Replica) -> None:
     source = replica.root / "production" / "users.csv"
     source.parent.mkdir()
-    source.write_text(CSV, encoding="utf-8")
+    source.write_bytes(CSV.encode())
     replica.contract(
         "dataset: users\ncolumns: [{name: id}, {name: login}, {name: changed_at}, {name: email, tags: [pii]}]"
     )
     csv_form = {"format": "csv", "source": str(source), "separator": ";"}
     replica.replicate(**csv_form)
     (file,) = replica.target.glob("part-*")
-    assert list(csv.reader(io.StringIO(file.read_text(encoding="utf-8")), delimiter=";")) == [
+    written = file.read_bytes().decode()
+    assert list(csv.reader(io.StringIO(written, newline=""), delimiter=";")) == [
         ["id", "login", "changed_at"],
         ["u1", " ann ", "01/02/2023 10:00"],
         ["u1", " ann ", "01/02/2023 10:00"],
         ["1.10", 'a "quoted" one', ""],
-        ["", "two\nlines", "31.12."],
+        ["", '16" TV', "31.12."],
+        ["#é", ";", "A\rl"],
+        ["", "", ""],
     ]
+    assert '\n"";"16"" TV";31.12.\n' in written, "an empty text is not NULL"
+    assert written.endswith("\n;;\n"), "NULL is no empty text"
     # A separator too many would let the mail address leave as changed_at.
     source.write_text(
         "id;login;changed_at;email\nu1;a;nn;ann.planted@example.org;x\nu2;b;c;d\n", encoding="utf-8"
@@ -480,19 +486,83 @@ def test_csv_values_stay_the_texts_that_they_are(replica: Replica) -> None:
         replica.replicate(**csv_form)
 
 
-def test_a_byte_order_mark_and_a_header_that_differs(replica: Replica) -> None:
+MAIL = "{name: id}, {name: email, tags: [pii]}, {name: name}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        ('id,email,name\n1,x,"Al\n2,ann.planted@example.org,Bo\n3,c@x,Cy\n', 1),
+        ('id,email,name\n1,x,"Al\n2,ann.planted@example.org,Bo\n3,c@x,Cy"\n4,d@x,Di\n', 1),
+        ('id,name,email\n1,"Al,ann.planted@example.org\n2,Bo,b@x\n3,"Cy",c@x\n', 1),
+        ('id,name,email\n1,"Al"x,y",ann.planted@example.org\n2,Bo,b@x\n', 1),
+        ('id,name,email\n1,Al,"Planted Street\nParis,ann.planted@example.org,x\n"\n', 2),
+        ('id,name,email\n1,Al,"\n"Planted Street,ann.planted@example.org,x\n', 2),
+        (b'id,name,email\n1,Al,"\xff\n203.0.113.77,ann.planted@example.org,x\n', 1),
+    ],
+    ids=["never closed", "closed later", "moves a column", "text behind", "line break", "opened twice", "no UTF-8"],
+)  # fmt: skip
+def test_a_quote_that_is_not_closed_lets_no_withheld_value_leave(
+    replica: Replica, lines: str | bytes, number: int
+) -> None:
+    """The lines behind such a quote may be a part of a withheld value: dropping one line is not enough."""
+    source = replica.root / "users.csv"
+    source.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    replica.contract(f"dataset: users\ncolumns: [{MAIL}]")
+    for on_malformed in ("fail", "drop"):
+        with pytest.raises(DataRefused, match=rf"^{number} lines of .* have a quote that isn't closed") as no:
+            replica.replicate(format="csv", source=str(source), on_malformed=on_malformed)
+        assert not replica.target.exists()
+        assert not [text for text in PLANTED if text in str(no.value)]
+
+
+def test_csv_rows_without_a_value_and_a_replica_of_one_column(replica: Replica) -> None:
+    source = replica.root / "users.csv"
+    replica.contract(f"dataset: users\ncolumns: [{MAIL}]")
+    source.write_text("id\temail\tname\n1\ta@x\tAl\n\n\t\t\n\0\tb@x\t\x01\n", encoding="utf-8")
+    replica.replicate(format="csv", source=str(source), separator="\\t")
+    rows = [line for line in replica.lines() if line != "id\tname"]  # the header of each file
+    assert sorted(rows) == sorted(["1\tAl", "\t", "\0\t\x01"])
+    source.write_text("id,email\n,a@x\n1,b@x\n", encoding="utf-8")
+    replica.contract("dataset: users\ncolumns: [{name: id}, {name: email, tags: [pii]}]")
+    replica.replicate(format="csv", source=str(source))
+    assert replica.lines() == ["id", '""', "1"]
+
+
+def test_headers_of_csv(replica: Replica) -> None:
     source = replica.root / "production"
     source.mkdir()
     replica.contract("dataset: users\ncolumns: [{name: id}, {name: login}]")
     csv_form = {"format": "csv", "source": str(source)}
-    for header in ("id,login", '"id","login"'):
-        (source / "a.csv").write_text(f"\ufeff{header}\r\n1,é\r\n", encoding="utf-8")
+    for header in ("id,login", '"id","login"', "\r\nid,login"):
+        (source / "a.csv").write_bytes(f"\ufeff{header}\r\n1,é\r\n".encode())
         replica.replicate(**csv_form)
         assert replica.lines() == ["id,login", "1,é"]
-    (source / "b.csv").write_text("login,id\nann,1\n", encoding="utf-8")
-    with pytest.raises(DataRefused, match=r"cannot read .*\.csv .*header.*; nothing was replicated"):
-        replica.replicate(**csv_form)
+    for other in ("login,id\nann,1\n", "203.0.113.77,Planted Street\n", "id,login\n1,x\n"):
+        (source / "b.csv").write_text(other, encoding="utf-8")
+        with pytest.raises(
+            DataRefused, match=r"cannot read .*\.csv: its header line isn't that of the other files"
+        ) as no:
+            replica.replicate(**csv_form)
+        assert not [text for text in PLANTED if text in str(no.value)]
+    (source / "b.csv").unlink()
     assert replica.lines() == ["id,login", "1,é"]
+    for header, problem in [
+        ("ann.planted@example.org,203.0.113.77", "names id, login, which the header of .* lacks"),
+        ('id,"ann.planted@example.org', "its header is not one CSV record in UTF-8"),
+        (b"id,login,\xff", "its header is not one CSV record in UTF-8"),
+        ("id,login,ID", "ID is there twice"),
+        ("id,login,", "doesn't list _c2: "),
+    ]:
+        (source / "a.csv").write_bytes(header if isinstance(header, bytes) else header.encode())
+        with pytest.raises(DataRefused, match=problem) as no:
+            replica.replicate(**csv_form)
+        assert not [text for text in PLANTED if text in str(no.value)]
+    (source / "a.csv").write_text("\n")
+    with pytest.raises(NotReady, match="hold no header"):
+        replica.replicate(**csv_form)
+    with pytest.raises(WrongUse, match="characters other than quotes and line ends, got ''"):
+        replica.replicate(**csv_form, separator="")
 
 
 # --- contracts and parameters -----------------------------------------------------------------------------

@@ -1,0 +1,133 @@
+"""CSV records: one definition for every job that reads CSV files.
+
+A record is a line whose quotes are closed and stand around whole values; a quote within them is doubled. The first line
+that isn't blank is the header; each line below it is a record, unless it is blank. A line break within quotes is
+refused, because a quote that nobody closes would take the lines behind it for its value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED, SourceFile, read_lines, url_path
+from python_jobs.shared.spark.hadoop_files import literal_path
+
+LINE, FILE = "__line", "__file"
+"""Columns of :func:`csv_lines`: the line without its end, and its file as in a URI."""
+
+# Each byte is a character of its own in it: nothing is replaced while lines are cut.
+_BYTES = "ISO-8859-1"
+# A line as one CSV column: no byte is one of these two signs. The header is left out where a file starts, and compared.
+_WHOLE_LINES = {
+    "header": "true",
+    "enforceSchema": "false",
+    "mode": "FAILFAST",
+    "sep": "\u2400",
+    "quote": "\u2401",
+    "encoding": _BYTES,
+    "lineSep": "\n",
+}
+# What Spark's reader of CSV takes for a blank line.
+_BLANKS = r"[\x00-\x20]"
+
+
+@dataclass(frozen=True)
+class CsvHeader:
+    """The header line that all files of a source have."""
+
+    file: SourceFile
+    """The first file that has one."""
+    line: bytes
+    """The line without its LF."""
+    names: list[str]
+    """Names of the columns."""
+
+
+def csv_delimiter(text: str) -> str:
+    r"""Return the delimiter that a parameter says; ``\t`` is the tab.
+
+    Raises:
+        WrongUse: no line could be cut by it.
+    """
+    if not text or re.search(r'["\r\n]', text):
+        raise WrongUse(
+            f"the delimiter of csv is one or more characters other than quotes and line ends, got {text!r}"
+        )
+    return "\t" if text == r"\t" else text
+
+
+def csv_header(spark: SparkSession, files: Sequence[SourceFile], delimiter: str) -> CsvHeader | None:
+    """Return the header of the first file that has a line; None if none has.
+
+    Raises:
+        DataRefused: that line is not one CSV record in UTF-8. Its text is not repeated: without a header it is data.
+    """
+    for file in files:
+        lines = read_lines(spark, [file]).where(~F.col("value").rlike(rf"^{_BLANKS}*\z"))
+        first = lines.select(F.col("value").cast("binary")).first() if file.size else None
+        if first is None:
+            continue
+        line = bytes(first[0])
+        field = _field(delimiter)
+        try:
+            text = line.decode().removesuffix("\r")
+        except UnicodeDecodeError:
+            text = '"'
+        if re.fullmatch(rf"{field}(?:{re.escape(delimiter)}{field})*+", text) is None:
+            raise DataRefused(f"cannot read {file.path}: its header is not one CSV record in UTF-8")
+        found = re.findall(f"{re.escape(delimiter)}({field})", delimiter + text)
+        names = [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in found]
+        return CsvHeader(file, line, names)
+    return None
+
+
+def csv_lines(
+    spark: SparkSession, files: Sequence[SourceFile], header: CsvHeader, delimiter: str
+) -> DataFrame:
+    """Return the lines below the header of each file; reading a file with another header will fail."""
+    schema = StructType([StructField(header.line.decode(_BYTES), StringType())])
+    reader = spark.read.options(**NO_FILE_SKIPPED, **_WHOLE_LINES).schema(schema)
+    lines = reader.csv([literal_path(file.path) for file in files if file.size]).toDF(LINE)
+    # The carriage return goes while each byte is a character: functions of texts replace bytes that are no UTF-8.
+    line = F.encode(F.regexp_replace(LINE, r"\r\z", ""), _BYTES).cast("string")
+    found = lines.select(line.alias(LINE), url_path().alias(FILE))
+    # The reader passes over lines of blanks: between delimiters that are blanks, and in one column, they are records.
+    if len(header.names) == 1:
+        is_record = ~F.col("value").rlike(r"^\r?\z")
+    elif all(character <= " " for character in delimiter):
+        is_record = F.col("value").contains(delimiter)
+    else:
+        return found
+    blank = read_lines(spark, files).where(F.col("value").rlike(rf"^{_BLANKS}+\z") & is_record)
+    text = F.regexp_replace("value", r"\r\z", "")
+    return found.union(blank.select(text.alias(LINE), url_path().alias(FILE)))
+
+
+def is_csv_record(line: Column, delimiter: str) -> Column:
+    """Return whether the quotes of a line are closed, and stand around whole values only."""
+    field = _field(delimiter)
+    return line.rlike(rf"^{field}(?:{re.escape(delimiter)}{field})*+\z")
+
+
+def csv_fields(line: Column, delimiter: str) -> Column:
+    """Return the fields of a record, as they are written."""
+    pattern = F.lit(f"{re.escape(delimiter)}({_field(delimiter)})")
+    return F.regexp_extract_all(F.concat(F.lit(delimiter), line), pattern, F.lit(1))
+
+
+def csv_value(fields: Column, place: int) -> Column:
+    """Return the text of a field without its quotes; NULL where nothing is written, or the record is too short."""
+    field = F.get(fields, F.lit(place))
+    text = F.replace(F.substring(field, F.lit(2), F.length(field) - 2), F.lit('""'), F.lit('"'))
+    return F.when(field.startswith('"'), text).otherwise(F.nullif(field, F.lit("")))
+
+
+def _field(delimiter: str) -> str:
+    return rf'(?:"[^"]*+(?:""[^"]*+)*+"|(?!")(?:(?!{re.escape(delimiter)})[\s\S])*+)'
