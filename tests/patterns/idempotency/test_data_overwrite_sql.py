@@ -26,6 +26,15 @@ INSERT_OVERWRITE = """
 select id, brand_name, execution_date from {{ source('raw', 'devices') }}
 where state = 'valid' and execution_date = date'{{ lakehouse_patterns.logical_date() }}'
 """
+# Delta stores an empty text in a partition column as NULL.
+BY_BRAND = """
+{{ config(materialized='data_overwrite', partition_by='Brand_Name', meta={'lakehouse_patterns': {'data_overwrite': {
+    'where': "brand_name = 'lg' or brand_name WHAT"
+}}}) }}
+select id, brand_name, execution_date from {{ source('raw', 'devices') }}
+where state = 'valid' and (brand_name = 'lg' or brand_name = '') -- a comment at the end
+"""
+UNBRANDED = (3, "", "2024-09-20")
 DAY_21, DAY_22 = (1, "lg", "2024-09-21"), (2, "htc", "2024-09-22")
 
 
@@ -39,7 +48,7 @@ class Runs:
 
     def land(self, *rows: tuple[int, str, str], invalid: tuple[int, str, str] | None = None) -> None:
         """Make the source hold these devices, and one that is not valid."""
-        given = [(*row, "valid") for row in rows] + ([(*invalid, None)] if invalid else [])
+        given = [(*row, "valid") for row in (*rows, UNBRANDED)] + ([(*invalid, None)] if invalid else [])
         columns = "id int, brand_name string, execution_date string, state string"
         frame = self.project.spark.createDataFrame(given, columns)
         self.project.source("landed", frame.withColumn("execution_date", frame.execution_date.cast("date")))
@@ -51,7 +60,7 @@ class Runs:
             else:
                 self.project.run("run", "--select", models, *flags)
         for model in models.split():
-            rows = self.project.table(model).collect()
+            rows = self.project.table(model).orderBy("id").collect()
             self.rows[f"{step}: {model}"] = [(r.id, r.brand_name, str(r.execution_date)) for r in rows]
 
 
@@ -63,12 +72,14 @@ def runs(make_project: Callable[..., DbtProject]) -> Runs:
         "models/devices.sql": model,
         "models/unfiltered.sql": model.replace("and {{ lakehouse_patterns.overwritten() }}", ""),
         "models/insert_overwrite.sql": INSERT_OVERWRITE,
+        "models/without_brand.sql": BY_BRAND.replace("WHAT", "is null"),
+        "models/empty_brand.sql": BY_BRAND.replace("WHAT", "= ''"),
     }
     runs = Runs(make_project(files))
     runs.land(DAY_21, DAY_22, invalid=(9, "x", "2024-09-22"))
-    runs.run("first", "2024-09-21", "devices insert_overwrite")
-    runs.run("second", "2024-09-22", "devices insert_overwrite")
-    runs.run("outside", "2024-09-21", "unfiltered", fails=True)
+    runs.run("first", "2024-09-21", "devices insert_overwrite without_brand")
+    runs.run("second", "2024-09-22", "devices insert_overwrite without_brand")
+    runs.run("outside", "2024-09-21", "unfiltered empty_brand", fails=True)
     runs.land(DAY_21)
     runs.run("empty", "2024-09-22", "devices insert_overwrite")
     runs.run("full refresh", "2024-09-21", "devices", "--full-refresh", fails=True)
@@ -89,6 +100,14 @@ def test_insert_overwrite_of_dbt_spark_runs_and_keeps_a_day_that_lost_its_rows(r
 def test_a_row_of_another_day_refuses_the_model(runs: Runs) -> None:
     assert "DELTA_REPLACE_WHERE_MISMATCH" in runs.errors["outside"]
     assert runs.rows["outside: unfiltered"] == []
+
+
+def test_an_empty_text_in_a_partition_column_is_null_as_delta_stores_it(runs: Runs) -> None:
+    """A condition on the empty text would not find the row that an earlier run wrote, so that it would be doubled."""
+    assert runs.rows["first: without_brand"] == [DAY_21, (3, None, "2024-09-20")]
+    assert runs.rows["second: without_brand"] == [DAY_21, (3, None, "2024-09-20")]
+    assert runs.errors["outside"].count("DELTA_REPLACE_WHERE_MISMATCH") == 2
+    assert runs.rows["outside: empty_brand"] == []
 
 
 def test_a_full_refresh_would_lose_the_other_days_and_is_refused(runs: Runs) -> None:
