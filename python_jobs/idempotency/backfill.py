@@ -12,7 +12,8 @@ a crash must not begin them all anew, and a source that has lost its old dates m
 - Refused, before anything is overwritten: a date whose source is empty or far smaller than the target (``--markers``
   tells a date without rows from one that is missing); new rows whose number, ``--totals`` or NULLs differ from the old
   ones by more than ``--tolerance``, or whose ``--totals`` are NaN or infinite; dates that aren't over; a query with the
-  clock's time or random numbers in it; dates that another job has not finished.
+  clock's time or random numbers in it; dates that another job has not finished; a text date in any other form than
+  2024-12-31, in source, target or new rows, because texts are compared as texts.
 - ``--margin_days`` lets the query read more dates than are written: a session that crosses midnight stays whole.
 
 ``--action plan`` prints what a run would do and what it would refuse, and writes nothing; ``status`` prints chunks and
@@ -24,7 +25,7 @@ Downstream tables don't follow: backfill them next, in the order of their lineag
 
 Cost: the query and one aggregate over its rows, which are kept on disk from the check to the write; when the run
 begins, one aggregate over the rows to be replaced and one count by date of the source; a small commit of the ledger a
-chunk.
+chunk. Dates that are texts cost one more scan of their column, in all rows of source and target.
 
     spark-submit python_jobs/idempotency/backfill.py --job_id 2024-q4-v2 --pipeline_version v2 \\
         --source lakehouse/silver/silver_visits --target lakehouse/gold/page_views --ledger lakehouse/ops/backfills \\
@@ -52,8 +53,9 @@ from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DateType
 
 from python_jobs.idempotency.backfill_ledger import ChunkState, Job, Ledger, RegisteredJob
 from python_jobs.idempotency.backfill_plan import (
@@ -89,6 +91,7 @@ from python_jobs.shared.delta.tables import (
     table_id,
 )
 from python_jobs.shared.files.readiness import Marker
+from python_jobs.shared.records.values import exact_value
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import analyzed_plan
 from python_jobs.shared.spark.queries import first_line, query_text, user_query
@@ -202,16 +205,19 @@ class Backfill:
             NotReady: there is no source table.
             WrongUse: the query can't be used or gives other rows at another time, or the target isn't partitioned by
                 the column.
-            DataRefused: the query doesn't have the target's columns.
+            DataRefused: the query doesn't have the target's columns, or a text of either table is no date.
         """
         self._spark, self._params = spark, params
         self._date = params.source_date or identifier(params.partition_column)
         self._source_version = source_version
         with self._reading_source():
             self._source = read_version(spark, params.source, source_version)
-        self._require_dates(self._source, self._date, params.source)
+        if self._require_dates(self._source, self._date, params.source) == "string":
+            with self._reading_source():
+                require_whole_dates(self._source, self._date, params.source)
         sample = self._computed(params.chunks[0])
-        self._require_dates(sample, identifier(params.partition_column), "the query")
+        column = identifier(params.partition_column)
+        self._has_text_dates = self._require_dates(sample, column, "the query") == "string"
         require_repeatable(sample)
         if table_exists(spark, params.target):
             columns = partition_columns(spark, params.target)
@@ -220,7 +226,10 @@ class Backfill:
                     f"{params.target} is not partitioned by {params.partition_column} but by "
                     f"{', '.join(columns) or 'nothing'}: chunks could not be replaced side by side"
                 )
-            require_same_columns(sample, read_table(spark, params.target), params.target)
+            stored = read_table(spark, params.target)
+            require_same_columns(sample, stored, params.target)
+            if self._has_text_dates:
+                require_whole_dates(stored, column, params.target)
         stable = [name for name, kind in sample.dtypes if not _UNSTABLE.search(kind)]
         # A part of the hash as a number, so that the sum of rows in any order is the same.
         content = F.conv(F.substring(content_hash(*stable), 1, 15), 16, 10).cast("decimal(38, 0)")
@@ -243,7 +252,7 @@ class Backfill:
                 f"read ({root_cause(failure)[:300]}); if it is gone, abandon the job and name another"
             ) from None
 
-    def _require_dates(self, rows: DataFrame, expression: str, origin: str) -> None:
+    def _require_dates(self, rows: DataFrame, expression: str, origin: str) -> str:
         try:
             ((_, kind),) = rows.selectExpr(expression).dtypes
         except (AnalysisException, ParseException) as failure:
@@ -252,6 +261,7 @@ class Backfill:
             raise WrongUse(
                 f"{expression} of {origin} is a {kind}; it must be a date, such as to_date({expression})"
             )
+        return kind
 
     def create_target(self) -> None:
         """Make the target, if it is absent, before several chunks would."""
@@ -319,7 +329,10 @@ class Backfill:
         rows = self._computed(chunk)
         if not self._params.margin_days:
             return rows
-        return rows.where(between(identifier(self._params.partition_column), chunk))
+        column = identifier(self._params.partition_column)
+        kept = F.expr(between(column, chunk))
+        # A text that is no date must refuse the chunk, also where its place in the order is in the margin.
+        return rows.where(kept | is_no_date(column) if self._has_text_dates else kept)
 
     def _computed(self, chunk: Chunk) -> DataFrame:
         """Return what the query makes of the chunk's dates and the margin."""
@@ -348,6 +361,11 @@ class Backfill:
         # What was checked is what is written.
         with evaluated_once(self.rows(chunk)) as rows:
             new = self._profiles(rows)
+            if strays := sorted(str(date or "NULL") for date in new.keys() - set(chunk.dates)):
+                raise DataRefused(
+                    f"a row for {params.target} lies outside of the slice that is overwritten ({chunk}): its "
+                    f"{params.partition_column} is {', '.join(strays[:5])}; nothing was overwritten"
+                )
             # Of a date that is known to have no source, no row is right.
             compared = {date: old[date] for date in chunk.dates if self.source_counts.get(date)}
             _refuse(
@@ -390,6 +408,24 @@ def between(date: str, chunk: Chunk) -> str:
     "event_date >= '2024-10-01' and event_date <= '2024-10-07'"
     """
     return f"{date} >= {string_literal(chunk.first)} and {date} <= {string_literal(chunk.last)}"
+
+
+def is_no_date(text: str) -> Column:
+    """Return whether a text is there and isn't written as 2024-12-31: :func:`between` can't tell its date."""
+    return F.expr(text).isNotNull() & exact_value(F.expr(text), DateType()).isNull()
+
+
+def require_whole_dates(rows: DataFrame, text: str, origin: str) -> None:
+    """Refuse texts that aren't written as 2024-12-31, in all rows: their place in the order says nothing.
+
+    Raises:
+        DataRefused: there is such a text.
+    """
+    for (found,) in rows.where(is_no_date(text)).select(F.expr(text)).limit(1).collect():
+        raise DataRefused(
+            f"{text} of {origin} is '{found}'; a text must be a date written as 2024-12-31 to be compared: make it a "
+            f"date, such as to_date({text}); nothing was overwritten"
+        )
 
 
 def require_repeatable(rows: DataFrame) -> None:

@@ -431,6 +431,78 @@ def test_rows_of_other_dates_are_refused(views: Views) -> None:
     assert latest_version(views.spark, views.target) == before
 
 
+# Compared as texts, "2024-03-02T10" is after "2024-03-02", and "2024-3-2" after every other date here.
+EVENTS = "event_time string, page string"
+TEXT_DATES = "event_date string, page string"
+WHOLE_DATES = [("2024-03-01", "a"), ("2024-03-02", "b"), ("2024-03-03", "c"), ("2024-03-04", "d")]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A source, a target by text dates and a job of two chunks on them."""
+
+    spark: SparkSession
+    root: Path
+
+    def table(self, name: str) -> DataFrame:
+        return self.spark.read.format("delta").load(str(self.root / name))
+
+    def given(self, name: str, rows: list[tuple[str, str]], columns: str = TEXT_DATES) -> Texts:
+        writer = self.spark.createDataFrame(rows, columns).coalesce(1).write.format("delta")
+        (writer.partitionBy("event_date") if columns == TEXT_DATES else writer).save(str(self.root / name))
+        return self
+
+    def run(self, query: str = "select event_date, page from {source}", **others: Any) -> dict[str, Any]:
+        params = Views(self.spark, self.root).parameters("texts", "2024-03-01", "2024-03-04", query=query)
+        return run(self.spark, dataclasses.replace(params, **({"chunk_days": 2} | others)))
+
+
+@pytest.fixture
+def texts(spark: SparkSession, tmp_path: Path) -> Texts:
+    return Texts(spark, tmp_path)
+
+
+def test_text_dates_are_computed_as_dates_are(texts: Texts) -> None:
+    texts.given("visits", WHOLE_DATES).given("views", [("2024-03-02", "old"), ("2024-03-05", "kept")])
+    report = texts.run(min_source_share=0)
+    assert [chunk["source_rows"] for chunk in report["chunks"]] == [2, 2]
+    assert_rows(texts.table("views"), [*WHOLE_DATES, ("2024-03-05", "kept")])
+
+
+def test_a_source_date_that_is_the_text_of_a_time_is_refused_and_no_date_is_lost(texts: Texts) -> None:
+    texts.given("visits", [(f"{date}T10:00:00", page) for date, page in WHOLE_DATES], EVENTS)
+    query = "select cast(to_date(event_time) as string) as event_date, page from {source}"
+    with pytest.raises(DataRefused, match=r"event_time of .*visits is '2024-03-0.T10:00:00'"):
+        texts.run(query, source_date="event_time")
+    assert not (texts.root / "views").exists()
+    texts.run(query, source_date="to_date(event_time)")
+    assert_rows(texts.table("views"), WHOLE_DATES)
+
+
+@pytest.mark.parametrize("wrong", ["2024-03-02T10", "2024-3-2", "2024-02-30", "20240302", "2024-03-02 "])
+def test_a_text_that_is_no_date_is_refused_in_source_and_target(texts: Texts, wrong: str) -> None:
+    texts.given("visits", WHOLE_DATES[:1]).given("views", [("2024-03-01", "old"), (wrong, "kept")])
+    with pytest.raises(DataRefused, match=rf"`event_date` of .*views is '{wrong}'"):
+        texts.run()
+    assert_rows(texts.table("views"), [("2024-03-01", "old"), (wrong, "kept")])
+    texts.given("texts", [(wrong, "a"), ("2024-03-01", "b")], EVENTS)
+    with pytest.raises(DataRefused, match=rf"event_time of .*texts is '{wrong}'"):
+        texts.run(source=str(texts.root / "texts"), source_date="event_time", action="plan")
+
+
+@pytest.mark.parametrize("margin_days", [0, 1])
+@pytest.mark.parametrize("wrong", ["2024-03-02T10", "2024-3-2"])
+def test_a_new_row_whose_text_is_no_date_refuses_its_chunk(
+    texts: Texts, wrong: str, margin_days: int
+) -> None:
+    texts.given("visits", WHOLE_DATES)
+    query = f"select if(page = 'b', '{wrong}', event_date) as event_date, page from {{source}}"
+    with pytest.raises(DataRefused, match=rf"its event_date is {wrong}; nothing was overwritten"):
+        texts.run(query, margin_days=margin_days, allow_missing_source=True)
+    # With a margin the second chunk reads the row, too.
+    assert_rows(texts.table("views"), [] if margin_days else WHOLE_DATES[2:])
+
+
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
