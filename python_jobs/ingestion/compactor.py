@@ -58,7 +58,7 @@ from python_jobs.shared.delta.tables import (
     read_table,
     table_size,
 )
-from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED, SourceFile, require_whole
 from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_folder
 from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job
@@ -479,6 +479,11 @@ def _rewrite(
                 count
             ).write.parquet(target)
         else:
+            whole = (
+                SourceFile(file.path, f"{dataset.folder(version)}/{file.path}", file.size, file.modified_at)
+                for file in group
+            )
+            require_whole(spark, whole)
             packed = all(file.path.endswith(".gz") for file in group)
             lines = spark.read.options(**NO_FILE_SKIPPED, lineSep="\n").text(paths).coalesce(count)
             lines.write.option("compression", "gzip" if packed else "none").text(target)

@@ -14,7 +14,7 @@ from python_jobs.shared.core.intervals import to_micros
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.delta.streams import parse_duration
 from python_jobs.shared.delta.tables import read_table, table_exists
-from python_jobs.shared.files.file_sets import SourceFile
+from python_jobs.shared.files.file_sets import SourceFile, UnreadableFile
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 Identity = tuple[str, int, int]
@@ -86,6 +86,8 @@ def unread_files(
     gone = [file for file in batch if not folder.exists(file.file_path)]
     if gone:
         return dict.fromkeys(gone)
+    if isinstance(failure, UnreadableFile):
+        return {file: failure.cause for file in batch if file == failure.file}
     text = str(failure)
     named = [file for file in batch if file.url_path in text] if "FAILED_READ_FILE" in text else []
     return {max(named, key=lambda file: len(file.url_path)): root_cause(failure)} if named else {}

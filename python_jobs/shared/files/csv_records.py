@@ -16,7 +16,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse
-from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED, SourceFile, read_lines, url_path
+from python_jobs.shared.files.file_sets import (
+    NO_FILE_SKIPPED,
+    SourceFile,
+    read_lines,
+    require_whole,
+    url_path,
+)
 from python_jobs.shared.spark.hadoop_files import literal_path
 
 LINE, FILE = "__line", "__file"
@@ -92,6 +98,7 @@ def csv_lines(
     spark: SparkSession, files: Sequence[SourceFile], header: CsvHeader, delimiter: str
 ) -> DataFrame:
     """Return the lines below the header of each file; reading a file with another header will fail."""
+    require_whole(spark, files)
     schema = StructType([StructField(header.line.decode(_BYTES), StringType())])
     reader = spark.read.options(**NO_FILE_SKIPPED, **_WHOLE_LINES).schema(schema)
     lines = reader.csv([literal_path(file.path) for file in files if file.size]).toDF(LINE)

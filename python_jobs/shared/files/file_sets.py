@@ -6,8 +6,9 @@
   the file nor the files in the folder.
 * Files are UTF-8. A byte order mark at the start of a file is dropped. LF ends a line; parsers drop a CR before the LF.
   A CR elsewhere ends no line.
-* Names that end as Hadoop's codecs do (``.gz``, ``.bz2``, ``.zst``, ``.lz4``, ``.snappy``, ``.deflate``) are unpacked;
-  a file with such a name and another content fails the job.
+* Names that end as Hadoop's codecs do (``.gz``, ``.bz2``, ``.zst``, ``.deflate``) are unpacked; a file with such a name
+  that holds something else, or breaks off, fails the job. ``.lz4`` and ``.snappy`` fail it always: such a file doesn't tell
+  where it ends, so that a part of one looks whole. Not guaranteed: bytes between two bzip2 streams of one file.
 * A job reads exactly the files that it has listed. A folder ``x=1`` adds no column.
 """
 
@@ -19,15 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.spark.hadoop_files import Entry, HadoopFolder, literal_path
 
 NO_FILE_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of a reader, whatever the session says."""
 
+_ENDLESS = (".lz4", ".snappy")
+_BZIP2_START = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
+_BZIP2_END = 0x177245385090
 _SCHEME_AND_HOST = r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?(?=/)"
 # Characters that java.net.URI escapes in a path: it keeps letters of all languages, but no blanks or controls.
 _ESCAPED = re.compile(
@@ -53,6 +58,14 @@ class SourceFile:
         """Return the path as Spark's ``_metadata.file_path`` spells it, without scheme and host."""
         path = re.sub(_SCHEME_AND_HOST, "", self.path)
         return _ESCAPED.sub(lambda character: quote(character[0], safe=""), path)
+
+
+class UnreadableFile(JobFailed, PySparkException):
+    """A file that Spark would read in part without a word; who handles Spark's unreadable files handles it too."""
+
+    def __init__(self, file: SourceFile, cause: str) -> None:
+        PySparkException.__init__(self, f"cannot read {file.path}: {cause}")
+        self.file, self.cause = file, cause
 
 
 def is_hidden(name: str) -> bool:
@@ -104,9 +117,40 @@ def read_lines(spark: SparkSession, files: Sequence[SourceFile]) -> DataFrame:
     r"""Return each line of the files as ``value``, byte for byte, with Spark's hidden ``_metadata``.
 
     Only ``\n`` ends a line: a ``\r`` before it is content.
+
+    Raises:
+        UnreadableFile: see :func:`require_whole`.
     """
+    require_whole(spark, files)
     if not files:
         empty = spark.createDataFrame([], "value string, file_path string, file_block_start bigint")
         return empty.select("value", F.struct("file_path", "file_block_start").alias("_metadata"))
     reader = spark.read.options(**NO_FILE_SKIPPED).option("lineSep", "\n")
     return reader.text([literal_path(file.path) for file in files])
+
+
+def require_whole(spark: SparkSession, files: Iterable[SourceFile]) -> None:
+    """Refuse packed files whose end Spark's readers don't check; only the first and last bytes of ``.bz2`` are read.
+
+    Raises:
+        UnreadableFile: a file isn't bzip2 from its first byte to its last, or of a format that doesn't tell its end.
+    """
+    for file in files:
+        name = file.path.casefold()
+        if name.endswith(_ENDLESS):
+            raise UnreadableFile(
+                file,
+                "lz4 and snappy don't tell where a file ends, so that a part looks whole; pack it as .gz or .zst",
+            )
+        if name.endswith(".bz2") and file.size and not _is_bzip2(HadoopFolder(spark, file.path), file.size):
+            raise UnreadableFile(
+                file, "it isn't bzip2 from its first byte to its last: it broke off, or holds something else"
+            )
+
+
+def _is_bzip2(file: HadoopFolder, size: int) -> bool:
+    """Return whether a file begins with a bzip2 stream and ends with the end of one: a mark, a checksum, fill bits."""
+    length = min(size, 11)
+    tail = int.from_bytes(file.part(size - length, length), "big")
+    ends = any(tail % (1 << fill) == 0 and (tail >> fill + 32) % (1 << 48) == _BZIP2_END for fill in range(8))
+    return ends and _BZIP2_START.match(file.part(0, length)) is not None

@@ -39,7 +39,7 @@ class Entry:
 
 
 class HadoopFolder:
-    """A folder, which may be absent; the paths of its files are relative to the folder.
+    """A folder, or a file, which may be absent; the paths of its files are relative to the folder.
 
     ``raw`` reads and writes local files without Hadoop's checksums. By default Hadoop writes a checksum file
     (``.x.crc``) for each local file, hides it from listings, and refuses a file that was edited later.
@@ -150,6 +150,15 @@ class HadoopFolder:
         stream = self.file_system.open(self.path(relative))
         try:
             return bytes(self._io.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def part(self, start: int, length: int) -> bytes:
+        """Return that many bytes of the file that this is, from byte ``start`` on."""
+        stream = self.file_system.open(self.root)
+        try:
+            stream.seek(start)
+            return bytes(self._io.toByteArray(stream, length))
         finally:
             stream.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import datetime as dt
 import re
 import shlex
@@ -435,6 +436,25 @@ def test_json_lines_stay_byte_for_byte(spark: SparkSession, tmp_path: Path) -> N
     assert run(spark, Parameters(table=str(tmp_path / "raw"), format="json"))["files_after"] == 1
     (file,) = Path(current_folder(spark, str(tmp_path / "raw")).removeprefix("file:")).rglob("part-*")
     assert sorted(file.read_bytes().removesuffix(b"\n").split(b"\n")) == sorted(lines)
+
+
+def test_a_packed_raw_file_that_is_not_whole_is_not_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark reads no line of it, and the vacuum would delete the file."""
+    version = tmp_path / "raw" / "_versions" / "v1"
+    version.mkdir(parents=True)
+    for number in range(4):
+        (version / f"{number}.json").write_text(f'{{"id": {number}}}\n')
+    publish(spark, str(tmp_path / "raw"), "v1")
+    for name in ("x.json.bz2", "x.json.lz4"):
+        (version / name).write_text('{"id": 4}\n')
+        with pytest.raises(JobFailed, match=rf"^cannot read .*/v1/{name}: "):
+            run(spark, Parameters(table=str(tmp_path / "raw"), format="json"))
+        assert PointedDataset(spark, str(tmp_path / "raw")).versions() == ["v1"]
+        (version / name).unlink()
+    (version / "x.json.bz2").write_bytes(bz2.compress(b'{"id": 4}\n'))
+    run(spark, Parameters(table=str(tmp_path / "raw"), format="json"))
+    (file,) = Path(current_folder(spark, str(tmp_path / "raw")).removeprefix("file:")).rglob("part-*")
+    assert sorted(file.read_text().splitlines()) == [f'{{"id": {number}}}' for number in range(5)]
 
 
 def test_raw_files_without_a_pointer_are_refused(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import datetime as dt
 import gzip
 import json
 import os
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +21,7 @@ from python_jobs.idempotency import data_overwrite
 from python_jobs.ingestion import full_loader, incremental_loader, transformation_replicator
 from python_jobs.quality import audit_files
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
-from python_jobs.shared.files.file_sets import list_files, read_lines, url_path
+from python_jobs.shared.files.file_sets import UnreadableFile, list_files, read_lines, require_whole, url_path
 from python_jobs.shared.files.sources import parse_schema, read_files, source_files, with_schema
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import unreadable_files_refused
@@ -313,6 +314,72 @@ def test_a_delimiter_of_several_bytes_and_a_type_that_is_not_read(
 def test_a_file_that_is_not_what_its_name_says_fails(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"cannot read .*a\.json\.gz"):
         rows(spark, Source(land(tmp_path, {"a.json.gz": A})))
+
+
+PACKED = bz2.compress(f"{A}\n{B}\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("b.json.bz2", f"{B}\n".encode(), "it isn't bzip2 from its first byte to its last"),
+        ("b.json.bz2", PACKED[:-1], "it isn't bzip2 from its first byte to its last"),
+        ("b.json.bz2", PACKED[:5], "it isn't bzip2 from its first byte to its last"),
+        ("b.json.bz2", PACKED + f"{B}\n".encode(), "it isn't bzip2 from its first byte to its last"),
+        ("b.json.BZ2", b"x" + PACKED, "it isn't bzip2 from its first byte to its last"),
+        ("b.json.lz4", B.encode(), "lz4 and snappy don't tell where a file ends"),
+        ("b.json.Snappy", B.encode(), "lz4 and snappy don't tell where a file ends"),
+        ("b.json.bz2", PACKED, None),
+        ("b.json.bz2", PACKED + bz2.compress(b"") + bz2.compress(A.encode(), 1), None),
+        ("b.json.bz2", b"", None),
+    ],
+    ids=[
+        "plain",
+        "cut",
+        "start",
+        "bytes behind",
+        "bytes before",
+        "lz4",
+        "snappy",
+        "whole",
+        "streams",
+        "empty",
+    ],
+)
+def test_a_packed_file_that_is_not_whole_is_never_read_in_part(
+    spark: SparkSession, tmp_path: Path, name: str, content: bytes, problem: str | None
+) -> None:
+    """A good file beside it makes no difference; each way to read files asks the same question."""
+    folder = land(tmp_path / "[1]", {"a.json": A, name: content})
+    csv_folder = land(tmp_path / "csv", {"a.csv": CSV, name.replace("json", "csv"): content})
+    if problem is None:
+        expected = [("a", "1")] + {b"": [], PACKED: [("a", "1"), ("b", "2")]}.get(
+            content, [("a", "1"), ("b", "2"), ("a", "1")]
+        )
+        assert_rows(rows(spark, Source(folder)), expected)
+        return
+    for source in (Source(folder), Source(csv_folder, format="csv")):
+        with pytest.raises(JobFailed, match=rf"^cannot read \S+/{re.escape(name[:2])}\S+: {problem}"):
+            rows(spark, source)
+    loads = {"source": folder, "target": str(tmp_path / "bronze")}
+    with pytest.raises(JobFailed, match=problem):
+        incremental_loader.run(spark, incremental_loader.Parameters(**loads))
+    report = incremental_loader.run(
+        spark, incremental_loader.Parameters(**loads, unreadable_files="set_aside")
+    )
+    assert (report["lines_written"], report["files_unreadable"]) == (1, 1)
+
+
+def test_every_end_of_a_bzip2_stream_is_known(spark: SparkSession, tmp_path: Path) -> None:
+    """A stream ends at any bit; the last byte is filled up. Without its last byte, none of them is whole."""
+    packed = [bz2.compress(b"x" * length, level) for length in range(40) for level in (1, 9)]
+    assert len({int.from_bytes(content[-11:], "big") >> 40 & 255 for content in packed}) > 8
+    files = {f"{i}.bz2": content for i, content in enumerate(packed)}
+    require_whole(spark, list_files(HadoopFolder(spark, land(tmp_path / "whole", files))))
+    land(tmp_path / "cut", {name: content[:-1] for name, content in files.items()})
+    for file in list_files(HadoopFolder(spark, str(tmp_path / "cut"))):
+        with pytest.raises(UnreadableFile, match="it isn't bzip2"):
+            require_whole(spark, [file])
 
 
 def test_columns_of_a_database_are_narrowed_only_without_loss(spark: SparkSession) -> None:
