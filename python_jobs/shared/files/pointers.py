@@ -103,21 +103,15 @@ class PointedDataset:
 
     def files(self, version: str) -> list[RawFile]:
         """Return a version's data files, in order; hidden ones (``_SUCCESS``, ``.crc``) are none."""
-        return sorted(self._walk(f"_versions/{version}", ""))
+        folder = f"_versions/{version}"
+        return sorted(
+            RawFile(path.removeprefix(f"{folder}/"), entry.size, entry.modified_at)
+            for path, entry in self._folder.files(folder, is_hidden)
+        )
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder of the dataset."""
         self._folder.delete(path)
-
-    def _walk(self, folder: str, prefix: str) -> Iterator[RawFile]:
-        for status in self._folder.statuses(folder):
-            name = status.getPath().getName()
-            if is_hidden(name):
-                continue
-            if status.isDirectory():
-                yield from self._walk(f"{folder}/{name}", f"{prefix}{name}/")
-            else:
-                yield RawFile(prefix + name, status.getLen(), status.getModificationTime())
 
     @contextmanager
     def _lock(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.paths import absolute
 from python_jobs.shared.spark.jvm import Getter, hadoop_configuration, jvm, text_reader
 
@@ -122,16 +123,32 @@ class HadoopFolder:
         """Yield path and entry of each file below a folder; files and folders of a skipped name are left out.
 
         An object store lists all objects below the folder at once, other file systems folder by folder.
+
+        Raises:
+            WrongUse: a local link makes a folder lie in itself.
         """
         if self.local_root is None and self.scheme in OBJECT_STORES:
             yield from self._objects(relative, is_skipped)
-            return
+        else:
+            yield from self._below(relative, is_skipped, frozenset())
+
+    def _below(
+        self, relative: str, is_skipped: Callable[[str], bool], above: frozenset[str]
+    ) -> Iterator[tuple[str, Entry]]:
+        if self.local_root is not None:
+            folder = os.path.realpath(self.local_root / relative)
+            if folder in above:
+                raise WrongUse(
+                    f"{self.local_root / relative} is a link to {folder}, in which it lies: its files would be there "
+                    "again and again; remove the link"
+                )
+            above |= {folder}
         for entry in self.entries(relative):
             if is_skipped(entry.name):
                 continue
             path = f"{relative}/{entry.name}" if relative else entry.name
             if entry.is_folder:
-                yield from self.files(path, is_skipped)
+                yield from self._below(path, is_skipped, above)
             else:
                 yield path, entry
 
