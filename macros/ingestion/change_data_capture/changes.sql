@@ -13,17 +13,8 @@
     {%- set of_truncate = ['op', 'lsn', 'transaction_id', 'transaction_order', 'changed_at'] -%}
     {%- set own = of_truncate + ['is_deleted', 'ingested_at'] -%}
 with batch as (
+    {#- A restarted connector sends its last changes again: the first copy of each counts. #}
     select *
-    from {{ flagged }}
-    where
-        error_class is null
-        and op in ('c', 'r', 'u', 'd', 't')
-        and {{ batch.window }}
-),
-
-{# A restarted connector sends its last changes again: the first copy of each counts. -#}
-row_changes as (
-    select {{ (lakehouse_patterns.quoted_names(columns) + own) | join(', ') }}
     from (
         select
             *,
@@ -31,60 +22,79 @@ row_changes as (
                 partition by {{ key | join(', ') }}, lsn, op
                 order by ingested_at, record.offset
             ) as __lp_copy
-        from batch
-        where op <> 't'
-    ) as changes
-    {%- if batch.first_lsn is not none %}
-    left anti join (
-        select {{ key | join(', ') }}, lsn, op
-        from {{ this }}
-        where lsn >= {{ batch.first_lsn }}
-    ) as held
-        on changes.lsn = held.lsn
-        and changes.op = held.op
-        {%- for name in key %}
-        and changes.{{ name }} = held.{{ name }}
-        {%- endfor %}
-    {%- endif %}
+        from {{ flagged }}
+        where
+            error_class is null
+            and op in ('c', 'r', 'u', 'd', 't')
+            and {{ batch.window }}
+    ) as copies
     where __lp_copy = 1
+),
+
+changes as (
+    select {{ (lakehouse_patterns.quoted_names(columns) + own) | join(', ') }}
+    from batch
+    where op <> 't'
+    {%- if batch.has_truncates %}
+    union all
+    {# A truncate names no row: it deletes every key whose last change before it wasn't a deletion. Of several truncates
+       without a change of the key between them the first does. -#}
+    select {{ (lakehouse_patterns.quoted_names(columns) + own) | join(', ') }}
+    from (
+        select
+            {%- for name, type in columns.items() %}
+            {{ lakehouse_patterns.quoted_name(name, 'known') if name in key_names
+                else 'cast(null as ' ~ type ~ ') as ' ~ lakehouse_patterns.quoted_name(name) }},
+            {%- endfor %}
+            {%- for name in of_truncate %}
+            truncates.{{ name }},
+            {%- endfor %}
+            true as is_deleted,
+            truncates.ingested_at,
+            row_number() over (
+                partition by {% for name in key %}known.{{ name }}, {% endfor %}max(known.lsn)
+                order by truncates.lsn
+            ) as __lp_truncate
+        from batch as truncates
+        inner join (
+            select {{ key | join(', ') }}, lsn, is_deleted
+            from batch
+            where op <> 't'
+            {%- if lakehouse_patterns.is_incremental() %}
+            union all
+            select {{ key | join(', ') }}, lsn, is_deleted
+            from {{ this }}
+            {%- endif %}
+        ) as known
+            on truncates.lsn > known.lsn
+        where truncates.op = 't'
+        group by
+            {%- for name in key %}
+            known.{{ name }},
+            {%- endfor %}
+            {%- for name in of_truncate %}
+            truncates.{{ name }},
+            {%- endfor %}
+            truncates.ingested_at
+        having not max_by(known.is_deleted, known.lsn)
+    ) as deletions
+    where __lp_truncate = 1
+    {%- endif %}
 )
 
-select *
-from row_changes
-{%- if batch.has_truncates %}
-union all
-{# A truncate names no row: it deletes every key whose last change before it wasn't a deletion. -#}
-select
-    {%- for name, type in columns.items() %}
-    {{ lakehouse_patterns.quoted_name(name, 'known') if name in key_names
-        else 'cast(null as ' ~ type ~ ') as ' ~ lakehouse_patterns.quoted_name(name) }},
-    {%- endfor %}
-    {%- for name in of_truncate %}
-    truncates.{{ name }},
-    {%- endfor %}
-    true as is_deleted,
-    truncates.ingested_at
-from batch as truncates
-inner join (
-    select {{ key | join(', ') }}, lsn, is_deleted
-    from row_changes
-    {%- if lakehouse_patterns.is_incremental() %}
-    union all
-    select {{ key | join(', ') }}, lsn, is_deleted
+select {{ (lakehouse_patterns.quoted_names(columns) + own) | join(', ') }}
+from changes
+{%- if batch.first_lsn is not none %}
+left anti join (
+    select {{ key | join(', ') }}, lsn, op
     from {{ this }}
-    {%- endif %}
-) as known
-    on truncates.lsn > known.lsn
-where truncates.op = 't'
-group by
+    where lsn >= {{ batch.first_lsn }}
+) as held
+    on changes.lsn = held.lsn
+    and changes.op = held.op
     {%- for name in key %}
-    known.{{ name }},
+    and changes.{{ name }} = held.{{ name }}
     {%- endfor %}
-    {%- for name in of_truncate %}
-    truncates.{{ name }},
-    {%- endfor %}
-    truncates.ingested_at
-having not max_by(known.is_deleted, known.lsn)
 {%- endif %}
 {%- endmacro %}
 

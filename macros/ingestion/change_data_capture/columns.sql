@@ -8,13 +8,13 @@
 {% endmacro %}
 
 {% macro _cdc_columns(columns, key) %}
-    {#- The columns with all options: a mapping from the name to {type, from, unit}. -#}
+    {#- The columns with all options: a mapping from the name to {type, from, unit, tree}, the type as a tree. -#}
     {%- do lakehouse_patterns.require(
         columns is mapping and columns | length > 0,
         'columns must map the names of the columns to their types, got ' ~ columns
     ) -%}
     {%- set own = lakehouse_patterns._cdc_own_columns() -%}
-    {%- set complete = {} -%}
+    {%- set complete, sources = {}, {} -%}
     {%- for name, given in columns.items() -%}
         {%- set column = {'type': given} if given is string else given -%}
         {%- do lakehouse_patterns.require(
@@ -29,9 +29,16 @@
         {%- do lakehouse_patterns.require_one_of(
             "unit of column '" ~ name ~ "'", column.get('unit', 'microseconds'), ['microseconds', 'milliseconds']
         ) -%}
-        {%- do lakehouse_patterns._cdc_require_type(name, column.type | lower | trim) -%}
+        {%- set source = column.get('from', name) -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns.column_name(complete, name) is none
+            and sources.setdefault(source | lower, source) == source,
+            "column '" ~ name ~ "' or its name in the source differs from another only in the case of its letters, "
+            ~ 'which Spark does not tell apart: leave one of them out'
+        ) -%}
         {%- do complete.update({name: {
-            'type': column.type | trim, 'from': column.get('from', name), 'unit': column.get('unit', 'microseconds')
+            'type': column.type | trim, 'from': source, 'unit': column.get('unit', 'microseconds'),
+            'tree': lakehouse_patterns._cdc_type(name, column.type | trim)
         }}) -%}
     {%- endfor -%}
     {%- do lakehouse_patterns.require(lakehouse_patterns.as_list(key), 'key must name the columns of the primary key') -%}
@@ -43,29 +50,80 @@
     {{ return(complete) }}
 {% endmacro %}
 
-{% macro _cdc_types() %}
-    {#- The types that a column can have, as regular expressions. Nested ones may hold any of them. -#}
-    {{ return([
-        'string', 'boolean', 'binary', 'date', 'timestamp', 'timestamp_ntz',
-        'tinyint|byte', 'smallint|short', 'int|integer', 'bigint|long', 'float|real', 'double',
-        '(decimal|dec|numeric)\\(\\s*\\d+\\s*(,\\s*\\d+\\s*)?\\)', '(var)?char\\(\\s*\\d+\\s*\\)',
-        'array<.+>', 'map<.+>', 'struct<.+>'
-    ]) }}
+{% macro _cdc_type(name, type) %}
+    {#-
+        A type as a tree: of one value {kind, type}, {kind: array, item}, {kind: map, value} or {kind: struct, fields} with
+        the name and the type of each field. A type that isn't known would become NULL, or something else than the
+        source has.
+    -#}
+    {%- set masked, quoted = namespace(text=''), [] -%}
+    {%- for part in modules.re.split('`((?:[^`]|``)+)`', type) -%}
+        {%- if loop.index0 is odd -%}
+            {%- set masked.text = masked.text ~ '`' ~ (quoted | length) ~ '`' -%}
+            {%- do quoted.append(part | replace('``', '`')) -%}
+        {%- else -%}
+            {%- set masked.text = masked.text ~ part -%}
+        {%- endif -%}
+    {%- endfor -%}
+    {%- set tree = lakehouse_patterns._cdc_type_tree(masked.text, quoted) -%}
+    {%- do lakehouse_patterns.require(
+        tree is not none,
+        "column '" ~ name ~ "' has the type '" ~ type ~ "'; allowed are string, char(n), varchar(n), boolean, tinyint, "
+        ~ 'smallint, int, bigint, float, double, decimal(p,s) with p up to 38 and s up to p, date, timestamp, '
+        ~ 'timestamp_ntz, binary, and of these array<...>, map<string,...> and struct<...>, whose fields have a name of '
+        ~ 'their own and a type each'
+    ) -%}
+    {{ return(tree) }}
 {% endmacro %}
 
-{% macro _cdc_require_type(name, type) %}
-    {#- A type that isn't known would become NULL, or something else than the source has. -#}
-    {%- set known = [] -%}
-    {%- for pattern in lakehouse_patterns._cdc_types() if modules.re.fullmatch(pattern, type) -%}
-        {%- do known.append(pattern) -%}
-    {%- endfor -%}
-    {%- do lakehouse_patterns.require(
-        known,
-        "column '" ~ name ~ "' has the type '" ~ type ~ "'; allowed are string, char(n), varchar(n), boolean, tinyint, "
-        ~ 'smallint, int, bigint, float, double, decimal with its digits, date, timestamp, timestamp_ntz, binary, array, '
-        ~ 'map, struct'
-    ) -%}
-    {%- if type.startswith('array<') -%}
-        {%- do lakehouse_patterns._cdc_require_type(name, type[6:-1] | trim) -%}
+{% macro _cdc_type_tree(type, quoted) %}
+    {#- None for what is no type. A quoted name stands as the number of its place in the list `quoted`. -#}
+    {%- set nested = modules.re.fullmatch('(?is)\\s*(array|map|struct)\\s*<(.*)>\\s*', type) -%}
+    {%- if not nested -%}
+        {{ return(lakehouse_patterns._cdc_type_of_one_value(type | lower | trim)) }}
     {%- endif -%}
+    {%- set kind, parts = nested.group(1) | lower, lakehouse_patterns._replica_split(nested.group(2)) -%}
+    {%- if kind == 'struct' -%}
+        {{ return(lakehouse_patterns._cdc_struct_type(parts, quoted)) }}
+    {%- endif -%}
+    {%- set tree = lakehouse_patterns._cdc_type_tree(parts[-1], quoted) -%}
+    {%- if tree is none -%}
+        {{ return(none) }}
+    {%- elif kind == 'array' and parts | length == 1 -%}
+        {{ return({'kind': kind, 'item': tree}) }}
+    {%- elif kind == 'map' and parts | length == 2 and parts[0] | lower | trim == 'string' -%}
+        {{ return({'kind': kind, 'value': tree}) }}
+    {%- endif -%}
+    {{ return(none) }}
+{% endmacro %}
+
+{% macro _cdc_struct_type(parts, quoted) %}
+    {%- set fields, names = [], [] -%}
+    {%- for part in parts -%}
+        {%- set field = modules.re.fullmatch('(?s)\\s*(?:`(\\d+)`|(\\w+))\\s*[:\\s](.+)', part) -%}
+        {%- set tree = lakehouse_patterns._cdc_type_tree(field.group(3), quoted) if field else none -%}
+        {%- if not tree -%}
+            {{ return(none) }}
+        {%- endif -%}
+        {%- set name = field.group(2) or quoted[field.group(1) | int] -%}
+        {%- if name | lower in names -%}
+            {{ return(none) }}
+        {%- endif -%}
+        {%- do names.append(name | lower) -%}
+        {%- do fields.append({'name': name, 'type': tree}) -%}
+    {%- endfor -%}
+    {{ return({'kind': 'struct', 'fields': fields}) }}
+{% endmacro %}
+
+{% macro _cdc_type_of_one_value(type) %}
+    {%- set known = 'string|boolean|binary|date|timestamp|timestamp_ntz|tinyint|byte|smallint|short|int|integer|bigint|long'
+        ~ '|float|real|double|(var)?char\\(\\s*\\d+\\s*\\)|(decimal|dec|numeric)\\(\\s*\\d+\\s*(,\\s*\\d+\\s*)?\\)' -%}
+    {%- if not modules.re.fullmatch(known, type) -%}
+        {{ return(none) }}
+    {%- endif -%}
+    {%- set kind, digits = modules.re.match('\\w+', type).group(), modules.re.findall('\\d+', type) | map('int') | list -%}
+    {%- if kind in ('decimal', 'dec', 'numeric') and not (digits[-1] <= digits[0] and 1 <= digits[0] <= 38) -%}
+        {{ return(none) }}
+    {%- endif -%}
+    {{ return({'kind': kind, 'type': type}) }}
 {% endmacro %}

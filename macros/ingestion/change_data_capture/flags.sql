@@ -102,14 +102,16 @@ from (
                     {%- set text = 'texts.' ~ lakehouse_patterns.quoted_name(name) %},
                     case when {{ row_operations if name in key else "cdc.op in ('c', 'r', 'u')" }}
                         and {{ text }} is not null
-                        and {{ lakehouse_patterns._cdc_typed(text, column) }} is null
+                        and {{ lakehouse_patterns._cdc_typed(text, column.tree, column.unit) }} is null
                         then {{ lakehouse_patterns.text_literal(name ~ ' (' ~ column.type ~ ')') }} end
                     {%- endfor %}
                 ) as invalid
             ) as wrong,
             struct(
                 {%- for name, column in columns.items() %}
-                {{ lakehouse_patterns._cdc_typed('texts.' ~ lakehouse_patterns.quoted_name(name), column) }}
+                {{ lakehouse_patterns._cdc_typed(
+                    'texts.' ~ lakehouse_patterns.quoted_name(name), column.tree, column.unit
+                ) }}
                     as {{ lakehouse_patterns.quoted_name(name) }}
                 {{- ',' if not loop.last }}
                 {%- endfor %}
@@ -132,7 +134,9 @@ from (
                     end as lsn,
                     envelope.transaction.id as transaction_id,
                     envelope.transaction.total_order as transaction_order,
-                    timestamp_micros({{ lakehouse_patterns._cdc_source_micros() }}) as changed_at,
+                    {{ lakehouse_patterns._cdc_moment(
+                        'timestamp_micros(' ~ lakehouse_patterns._cdc_source_micros() ~ ')'
+                    ) }} as changed_at,
                     envelope.after is not null as has_after
                 ) as cdc,
                 struct(

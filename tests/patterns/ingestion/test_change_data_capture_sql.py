@@ -312,6 +312,29 @@ def test_unchanged_arrays_of_a_real_connector_are_no_values(spark, render, recor
     )  # fmt: skip
 
 
+def test_an_unchanged_bytea_is_no_value(spark, render, records):
+    """binary.handling.mode is bytes or base64 for a binary column; with hex it is a string."""
+    in_hex, in_base64 = b"__debezium_unavailable_value".hex(), "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="
+    known = {"id": 1, "digits": "deadbeef", "raw": "YWJj"}
+    frame = records.frame(
+        envelope("u", 1, after=known | {"digits": in_hex}),
+        envelope("u", 2, after=known | {"raw": in_base64}),
+        envelope("u", 3, before=known, after={"id": 1, "digits": in_hex, "raw": in_base64}),
+        envelope("u", 4, after=known | {"digits": in_hex[:-1], "raw": "_-8="}),
+    )
+    found = flagged(spark, render, frame, {"id": "int", "digits": "string", "raw": "binary"})
+    assert_rows(
+        found.select("lsn", "digits", "raw", "error_message"),
+        [
+            (1, in_hex, b"abc", "PostgreSQL left out the unchanged digits; set REPLICA IDENTITY FULL"),
+            (2, "deadbeef", b"__debezium_unavailable_value",
+             "PostgreSQL left out the unchanged raw; set REPLICA IDENTITY FULL"),
+            (3, "deadbeef", b"abc", None),
+            (4, in_hex[:-1], None, "no value of the type in raw (binary)"),
+        ],
+    )  # fmt: skip
+
+
 def snapshot_row(kind: str, lsn: int | None, seconds: int, after: dict[str, Any], op: str = "r") -> str:
     source = {
         "connector": "postgresql",
@@ -447,9 +470,201 @@ def test_every_type_that_a_column_may_have_is_read_exactly(spark, render, record
     )
 
 
+Written = dict[str, dict[str, Any]]
+"""For each type what JSON writes and the value that is read; None for what is none of the type."""
+
+
+def assert_read(
+    spark: Any, render: Any, records: Records, wanted: Written, unit: str = "microseconds"
+) -> None:
+    """Compare what is read in one query: each record has one of the values, the other columns are NULL."""
+    columns: dict[str, Any] = {
+        f"v{number}": {"type": type_, "unit": unit} for number, type_ in enumerate(wanted)
+    }
+    stories = [
+        (name, written, value)
+        for name, values in zip(columns, wanted.values(), strict=True)
+        for written, value in values.items()
+    ]
+    payloads = [
+        envelope("c", 1, after={"id": id_, name: "WRITTEN"}).replace('"WRITTEN"', written)
+        for id_, (name, written, _) in enumerate(stories)
+    ]
+    found = flagged(spark, render, records.frame(*payloads), {"id": "int", **columns})
+    read = {row.id: row for row in found.drop("record", "ingested_at").collect()}
+    assert_rows(
+        [
+            (columns[name]["type"], written, read[id_].error_class or read[id_][name])
+            for id_, (name, written, _) in enumerate(stories)
+        ],
+        [
+            (columns[name]["type"], written, "INVALID_VALUE" if value is None else value)
+            for name, written, value in stories
+        ],
+    )
+
+
+EXACT_NUMBERS = {
+    "decimal(38,18)": {
+        '"0.123456789012345678"': Decimal("0.123456789012345678"),
+        "0.123456789012345678000": Decimal("0.123456789012345678"),
+        '"0E-30"': Decimal(0),
+        '"0.1234567890123456789"': None,
+        "0.1234567890123456789": None,
+        "1e-19": None,
+    },
+    "decimal(38,10)": {'"-1.0000000001"': Decimal("-1.0000000001"), '"1.00000000009"': None, "1E29": None},
+    "decimal(20,2)": {"150e-2": Decimal("1.50"), '"1.000000000000000000001"': None, '"NaN"': None},
+    "array<decimal(38,18)>": {
+        '["0.1", null]': [Decimal("0.1"), None],
+        '["0.1", "0.1234567890123456789"]': None,
+    },
+    "float": {
+        "16777216": 16777216.0,
+        "2.5e3": 2500.0,
+        "1e-3": 0.0010000000474974513,
+        "1e39": None,
+        "16777217": None,
+        "1e-50": None,
+    },
+    "double": {
+        "4.9E-324": 5e-324,
+        "9007199254740992": 9007199254740992.0,
+        "-1.87755305339348e18": -1.87755305339348e18,
+        '"-Infinity"': float("-inf"),
+        "1e400": None,
+        "-1e400": None,
+        "9007199254740993": None,
+        "0.12345678901234567890": None,
+        "1e-400": None,
+        '"1.5d"': None,
+    },
+}  # fmt: skip
+
+
+def test_a_number_that_its_type_would_change_is_rejected(spark, render, records, ansi_modes):
+    """Rounded, without its last digits, or infinite; each type has values that it holds exactly."""
+    assert_read(spark, render, records, EXACT_NUMBERS)
+
+
+LAST = dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+# PostgreSQL's infinity and -infinity, as Debezium's connector sends them.
+INFINITIES = dict.fromkeys(("9223372036825200000", "-9223372036832400000"))
+# Python reads no timestamp of the first day of year 1.
+TIMES = {
+    "timestamp": {
+        f"{FIRST_MICROS + 86_400_000_000}": dt.datetime(1, 1, 2, tzinfo=dt.UTC),
+        f"{LAST_MICROS}": LAST,
+        '"9999-12-31T23:59:59.999999Z"': LAST,
+        f"{FIRST_MICROS - 1}": None,
+        f"{LAST_MICROS + 1}": None,
+        '"9999-12-31T23:59:59-01:00"': None,
+        '"0001-01-01T00:00:00+01:00"': None,
+        '"0000-12-31T00:00:00Z"': None,
+        '"+10000-01-01T00:00:00Z"': None,
+        **INFINITIES,
+    },
+    "timestamp_ntz": {
+        f"{FIRST_MICROS + 86_400_000_000}": dt.datetime(1, 1, 2, tzinfo=dt.UTC).replace(tzinfo=None),
+        f"{LAST_MICROS}": LAST.replace(tzinfo=None),
+        f"{FIRST_MICROS - 1}": None,
+        f"{LAST_MICROS + 1}": None,
+        '"10000-01-01T00:00:00"': None,
+        **INFINITIES,
+    },
+    "date": {
+        "-719162": dt.date(1, 1, 1),
+        "2932896": dt.date(9999, 12, 31),
+        '"9999-12-31"': dt.date(9999, 12, 31),
+        "-719163": None,
+        "2932897": None,
+        '"0000-12-31"': None,
+        '"-0001-12-31"': None,
+        '"10000-01-01"': None,
+        "2147483647": None,
+        "-2147483648": None,
+    },
+    "array<timestamp>": {f"[0, {LAST_MICROS + 1}]": None},
+}
+
+
+def test_times_out_of_the_years_1_to_9999_are_rejected(spark, render, records, ansi_modes):
+    assert_read(spark, render, records, TIMES)
+    in_milliseconds = {
+        "timestamp": {
+            "253402300799999": LAST.replace(microsecond=999_000),
+            "253402300800000": None,
+            "9223372036825200": None,
+        }
+    }
+    assert_read(spark, render, records, in_milliseconds, "milliseconds")
+    of_the_source = envelope("c", 1, after=row(1)).replace("1767225601000000", "9223372036825200000")
+    assert_rows(
+        flagged(spark, render, records.frame(of_the_source)).select("changed_at", "error_class"),
+        [(None, "MALFORMED_ENVELOPE")],
+    )
+
+
+NESTED = {
+    "struct<n:int>": {
+        '{"n": 7, "more": 1}': (7,),
+        '{"n": null}': (None,),
+        "{}": (None,),
+        '{"n": "abc"}': None,
+        '{"n": 99999999999}': None,
+        '{"n": 1.5}': None,
+        '{"n": {"n": 1}}': None,
+        "[7]": None,
+        "7": None,
+    },
+    "struct<n:decimal(5,2)>": {'{"n": 1.20}': (Decimal("1.20"),), '{"n": 1.239}': None},
+    "struct<d:date,t:timestamp>": {
+        '{"d": 20454, "t": 1767225600000000}': (dt.date(2026, 1, 1), START),
+        '{"d": "2026-01-01", "t": "2026-01-01T00:00:00Z"}': (dt.date(2026, 1, 1), START),
+        '{"d": "2024", "t": "12:00"}': None,
+        '{"d": 2147483647}': None,
+    },
+    "array<struct<n:int>>": {'[{"n": 1}, null]': [(1,), None], "[]": [], '[{"n": 1}, {"n": "x"}]': None},
+    "map<string,int>": {
+        '{"a": 1, "b": null}': {"a": 1, "b": None},
+        "{}": {},
+        '{"a": "x", "b": 2}': None,
+        '{"a": 1.5}': None,
+        '["a"]': None,
+    },
+    "map<string,array<struct<code:varchar(3)>>>": {
+        '{"a": [{"code": "abc"}], "b": null}': {"a": [("abc",)], "b": None},
+        '{"a": [{"code": "abcd"}]}': None,
+    },
+    "STRUCT<`a,b: <c>` string, Deep: struct<x: double, Raw: BINARY, s: string>>": {
+        '{"a,b: <c>": 1.10, "Deep": {"x": 0.5, "Raw": "YWJj", "s": {"y": [1.10, 2]}}}': (
+            "1.10",
+            (0.5, bytearray(b"abc"), '{"y":[1.10,2]}'),
+        ),
+        '{"Deep": null}': (None, None),
+        '{"Deep": {"x": 1e400}}': None,
+        '{"Deep": {"Raw": "?"}}': None,
+        '{"Deep": 7}': None,
+    },
+}  # fmt: skip
+
+
+def test_what_a_struct_or_a_map_holds_is_read_as_exactly_as_a_column(spark, render, records, ansi_modes):
+    """A field that is no value of its type makes the whole none; no field is lost, rounded or completed."""
+    assert_read(spark, render, records, NESTED)
+
+
 @pytest.mark.parametrize(
-    "type_", ["variant", "interval day to second", "void", "decimal", "array<variant>", "uuid"]
-)
+    "type_",
+    [
+        "variant", "interval day to second", "void", "decimal", "array<variant>", "uuid", "array<interval>",
+        "struct<a:interval>", "struct<a:void>", "map<string,variant>", "map<int,string>", "map<varchar(3),int>",
+        "array<map<int,string>>", "decimal(40,2)", "decimal(5,7)", "decimal(0)", "struct<a:array<decimal(5,7)>>",
+        "struct<a>", "struct<>", "struct<:int>", "struct<a:int,A:int>", "struct<`a:int>", "array<int,int>",
+        "map<string>", "array<int", "struct<a:int>>",
+    ],
+)  # fmt: skip
 def test_a_type_that_is_not_known_is_refused(render, type_):
     with pytest.raises(DbtRuntimeError, match=r"column 'it' has the type '.*'; allowed are string"):
         render("change_data_capture_flags", relation="records", columns={"id": "int", "it": type_}, key="id")
@@ -463,6 +678,16 @@ def test_a_type_that_is_not_known_is_refused(render, type_):
         ({"id": "int"}, [], "key must name the columns of the primary key"),
         ({"id": "int", "op": "string"}, "id", "'op' is a column of a change itself"),
         ({"id": "int", "LSN": "string"}, "id", "'LSN' is a column of a change itself"),
+        (
+            {"id": "int", "ID": "int"},
+            "id",
+            "column 'ID' or its name in the source differs from another only in",
+        ),
+        (
+            {"id": "int", "other": {"type": "int", "from": "Id"}},
+            "id",
+            "column 'other' or its name in the source differs from another only in the case of its letters",
+        ),
         ({"id": {"kind": "int"}}, "id", "column 'id' has no option 'kind'; allowed: type, from, unit"),
         (
             {"id": {"type": "timestamp", "unit": "days"}},
@@ -588,3 +813,24 @@ def test_the_models_of_the_page(project, feed):
         ("r", 3), ("c", 6), ("u", 5), ("d", 3), ("t", 4)
     ])  # fmt: skip
     assert versions == [2, 2, 2]
+
+
+def test_a_truncate_that_is_sent_again_is_kept_once(project, feed):
+    """Twice in one window, again in the next, and once more when it also deletes a row that came late."""
+    changes = [envelope("c", 1, after=row(1)), envelope("c", 2, after=row(2)), envelope("t", 3)]
+    known = [(1, "c", 1), (2, "c", 2), (1, "t", 3), (2, "t", 3)]
+
+    def build(*payloads: str) -> list[tuple[Any, ...]]:
+        feed(*payloads, models=("users_flagged", "users_changes"))
+        return sorted(
+            tuple(change) for change in project.table("users_changes").select("id", "op", "lsn").collect()
+        )
+
+    assert build(*changes, envelope("t", 3)) == sorted(known)
+    known.append((1, "c", 4))
+    assert build(envelope("t", 3), envelope("c", 4, after=row(1))) == sorted(known)
+    known += [(3, "c", 2), (3, "t", 3), (1, "t", 5)]
+    late = envelope("c", 2, after=row(3))
+    assert build(*changes, late, envelope("t", 5), envelope("t", 5)) == sorted(known)
+    known.append((2, "c", 6))
+    assert build(envelope("t", 5), late, envelope("c", 6, after=row(2))) == sorted(known)
