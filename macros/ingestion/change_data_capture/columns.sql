@@ -69,9 +69,9 @@
     {%- do lakehouse_patterns.require(
         tree is not none,
         "column '" ~ name ~ "' has the type '" ~ type ~ "'; allowed are string, char(n), varchar(n), boolean, tinyint, "
-        ~ 'smallint, int, bigint, float, double, decimal(p,s) with p up to 38 and s up to p, date, timestamp, '
-        ~ 'timestamp_ntz, binary, and of these array<...>, map<string,...> and struct<...>, whose fields have a name of '
-        ~ 'their own and a type each'
+        ~ 'smallint, int, bigint, float, double, decimal with its digits (up to 38) and no more decimals than these, date, '
+        ~ 'timestamp, timestamp_ntz, binary, and of these array<...>, map<string,...> and struct<...>, whose fields have '
+        ~ 'a name of their own and a type each'
     ) -%}
     {{ return(tree) }}
 {% endmacro %}
