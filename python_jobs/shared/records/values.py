@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     DoubleType,
     FloatType,
     IntegralType,
+    LongType,
     MapType,
     StringType,
     StructType,
@@ -32,7 +33,7 @@ from pyspark.sql.types import (
 
 from python_jobs.shared.core.failures import WrongUse
 
-_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\z"
 _DAY = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*)?)?"
 _OFFSET = r" ?(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
@@ -51,6 +52,8 @@ _ATOMIC = (
     TimestampNTZType,
     BinaryType,
 )
+_KINDS = (IntegralType, FloatType, DoubleType, DecimalType), (DateType, TimestampType, TimestampNTZType)
+_LARGEST_BIGINT = 2**63 - 1
 _SAFE_DIGITS = {FloatType: 6, DoubleType: 15}
 
 
@@ -91,7 +94,7 @@ def exact_value(text: Column, type_: DataType) -> Column:
     An integral number such as ``517.0`` is an integer. A date is a date alone. A timestamp says date, hour and minute
     at least, and no more than microseconds; without an offset it is one of UTC (``macros/shared/times.sql`` has the
     same rule). A timestamp without time zone has no offset. Years are 1 to 9999. Floats hold the digits they would
-    print. ``NaN`` and ``Infinity`` are no numbers.
+    print, or fewer. ``NaN`` and ``Infinity`` are no numbers.
     """
     if isinstance(type_, StringType):
         return text
@@ -106,8 +109,7 @@ def exact_value(text: Column, type_: DataType) -> Column:
     if isinstance(type_, FloatType | DoubleType):
         value = text.try_cast(type_)
         short = (F.length(text) <= _SAFE_DIGITS[type(type_)]) & ~F.lower(text).contains("e")
-        same_digits = _digits(text) == _digits(value.cast("string"))
-        return F.when(text.rlike(_NUMBER) & (short | same_digits), value)
+        return F.when(text.rlike(_NUMBER) & (short | _prints_as(text, value)), value)
     if isinstance(type_, BinaryType):
         return F.try_to_binary(text, F.lit("base64"))
     if isinstance(type_, TimestampType):
@@ -126,6 +128,16 @@ def _scale(number: Column) -> Column:
     return decimals - F.coalesce(exponent, F.lit("0")).try_cast("int")
 
 
+def _prints_as(text: Column, value: Column) -> Column:
+    """Return whether Java prints the digits of the text, or more of them, for the float that the text is read as.
+
+    It prints more than needed for some: ``2e23`` as ``1.9999999999999998E23``, ``5e-324`` as ``4.9E-324``.
+    """
+    of_text, printed = _digits(text), _digits(value.cast("string"))
+    is_shorter = (F.length(of_text) < F.length(printed)) & (printed != "Infinity")
+    return (of_text == printed) | is_shorter
+
+
 def _digits(number: Column) -> Column:
     """Return a number's digits, without zeros at either end."""
     mantissa = F.regexp_replace(number, r"[eE].*$|[-+.]", "")
@@ -133,12 +145,39 @@ def _digits(number: Column) -> Column:
 
 
 def exact_cast(value: Column, source: DataType, target: DataType) -> Column:
-    """Return a typed value as another type; NULL for a value that would change by it."""
+    """Return a typed value as another type; NULL for a value that would change by it.
+
+    Numbers are no times or booleans, and a date is no timestamp. An array is cast by its elements.
+    """
     if source == target:
         return value
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        return _exact_elements(value, source.elementType, target.elementType)
     if isinstance(source, StringType):
         return exact_value(value, target)
     cast = value.try_cast(target)
     if isinstance(target, StringType):
         return F.try_validate_utf8(cast)
-    return F.when(cast.cast(source).eqNullSafe(value), cast)
+    if isinstance(source, _ATOMIC) and isinstance(target, _ATOMIC) and not _of_one_kind(source, target):
+        return F.lit(None).cast(target)
+    is_same = cast.try_cast(source).eqNullSafe(value)
+    for whole, other, side in ((source, target, value), (target, source, cast)):
+        # Spark casts a float of 2^63 and more to this number, which no float holds.
+        if isinstance(whole, LongType) and isinstance(other, FloatType | DoubleType):
+            is_same &= side != _LARGEST_BIGINT
+    return F.when(is_same, cast)
+
+
+def _exact_elements(value: Column, source: DataType, target: DataType) -> Column:
+    cast = F.transform(value, lambda element: exact_cast(element, source, target))
+    is_lost = F.zip_with(value, cast, lambda before, after: before.isNotNull() & after.isNull())
+    return F.when(~F.exists(is_lost, lambda lost: lost), cast)
+
+
+def _of_one_kind(source: DataType, target: DataType) -> bool:
+    if isinstance(source, DateType):
+        return isinstance(target, DateType)
+    kinds = [
+        next((kind for kind in _KINDS if isinstance(type_, kind)), type(type_)) for type_ in (source, target)
+    ]
+    return kinds[0] == kinds[1]

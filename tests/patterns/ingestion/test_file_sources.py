@@ -219,6 +219,15 @@ EXACT = [
     ("double", "0.1234567890123456789", None),
     ("double", "0.12345678901234568", 0.12345678901234568),
     ("double", "1e400", None),
+    ("double", "1e-400", None),
+    ("double", "9007199254740993", None),
+    ("double", "9007199254740992", 9007199254740992.0),
+    ("double", "2e23", 2e23),  # Java prints more digits for these four
+    ("double", "-2.5e22", -2.5e22),
+    ("double", "5.684341886080802e-14", 5.684341886080802e-14),
+    ("double", "5e-324", 5e-324),
+    ("float", "33554434", None),
+    ("float", "8.5e9", 8499999744.0),
     ("date", '"2024-03-01"', "2024-03-01"),
     ("date", '"2024-03-01T10:00:00Z"', None),
     ("date", '"2024"', None),
@@ -437,6 +446,63 @@ def test_columns_of_a_database_are_narrowed_only_without_loss(spark: SparkSessio
     for type_ in ("varchar(3)", "char(3)", "array<int>"):
         with pytest.raises(WrongUse, match=r"column price is of type decimal\(4,3\), which is not read as"):
             with_schema(given, parse_schema(f"price {type_}"))
+
+
+TYPED = [
+    # value as SQL, declared type, value that is loaded; None: refused
+    ("9223372036854775807", "double", None),
+    ("9223372036854775807", "float", None),
+    ("9223372036854775806", "double", None),
+    ("9007199254740993", "double", None),
+    ("9007199254740992", "double", 9007199254740992.0),
+    ("bigint('-9223372036854775808')", "double", -(2.0**63)),
+    ("2147483647", "float", None),
+    ("2147483647", "double", 2147483647.0),
+    ("16777217", "float", None),
+    ("16777216", "float", 16777216.0),
+    ("double('9223372036854775808')", "bigint", None),
+    ("float('9223372036854775808')", "bigint", None),
+    ("float('2147483648')", "int", None),
+    ("double('NaN')", "bigint", None),
+    ("double('NaN')", "decimal(10,2)", None),
+    ("5.0d", "int", 5),
+    ("0.1d", "float", None),
+    ("0.5d", "float", 0.5),
+    ("300", "tinyint", None),
+    ("1709287200000", "timestamp", None),
+    ("1709287200.5d", "timestamp", None),
+    ("1709287200000", "date", None),
+    ("timestamp '2024-03-01 10:00:00'", "bigint", None),
+    ("date '2024-03-01'", "timestamp", None),
+    ("date '2024-03-01'", "timestamp_ntz", None),
+    ("timestamp '2024-03-01 00:00:00'", "date", dt.date(2024, 3, 1)),
+    ("timestamp_ntz '2024-03-01 00:00:00'", "timestamp", "2024-03-01 00:00:00"),
+    ("true", "int", None),
+    ("1", "boolean", None),
+    ("array(1L, null, 2147483647L)", "array<int>", [1, None, 2147483647]),
+    ("array(1L, null, 2147483648L)", "array<int>", None),
+    ("array('5.0', '1e2')", "array<int>", [5, 100]),
+    ("array('10:00')", "array<timestamp>", None),
+    ("array(array(16777217d))", "array<array<float>>", None),
+    ("cast(null as bigint)", "timestamp", ...),
+]
+
+
+def test_a_typed_value_is_another_type_only_if_it_stays_what_it_is(
+    spark: SparkSession, ansi_modes: str
+) -> None:
+    for value, type_, expected in TYPED:
+        found = with_schema(spark.sql(f"select {value} as a"), parse_schema(f"a {type_}"))
+        if expected is None:
+            with (
+                pytest.raises(DataRefused, match=r"column a holds .* would change"),
+                unreadable_files_refused("no"),
+            ):
+                found.collect()
+        else:
+            ((held,),) = found.collect()
+            wanted = None if expected is ... else expected
+            assert (str(held) if isinstance(wanted, str) else held) == wanted, (value, type_)
 
 
 # --- the jobs -------------------------------------------------------------------------------------------
