@@ -6,7 +6,8 @@
       last version: a deleted row that returns, and values that changed under an old time. dbt would lose the row, make
       versions overlap, or fail.
     - With a list of keys dbt-spark adds helper columns to the table and fails at the second run.
-    - `--empty` reads no row of the source, and dbt would close all versions.
+    - `--empty` reads no row of the source, and dbt would close all versions; `--sample` reads a part, and dbt would close
+      the others.
 
     With `check_cols` the timestamp strategy adds a version only when the time is newer and one of these columns differs.
 -#}
@@ -55,6 +56,7 @@
 
 {% macro _require_safe_snapshot() %}
     {%- do lakehouse_patterns.require_proved_adapter("a snapshot's strategy of lakehouse_patterns") -%}
+    {%- do lakehouse_patterns.require_no_sample('a snapshot') -%}
     {%- set reasons = {
         'ignore': 'a key that is gone from the extract would stay current for ever',
         'new_record': 'dbt-spark writes its delete records with a NULL key and NULL columns',
@@ -142,12 +144,16 @@
         The dictionary that dbt's snapshots work with. The checks of a row sit in its version's id, which dbt computes
         once for each row of the extract, and the beginning of its version is a column of _snapshot_source.
     -#}
-    {%- set key, nulls, texts = [], [], [] -%}
+    {%- set key, nulls, texts, fields = [], [], [], [] -%}
     {%- set updated_at = lakehouse_patterns._snapshot_quoted(columns, config.get('updated_at')) -%}
     {%- set begins = 'lakehouse_patterns_begins_at' if target_exists else updated_at -%}
     {%- for name in lakehouse_patterns.as_list(config.get('unique_key')) -%}
         {%- do key.append(lakehouse_patterns._snapshot_quoted(columns, name)) -%}
         {%- do texts.append('cast(' ~ key[-1] ~ ' as string)') -%}
+    {%- endfor -%}
+    {#- As JSON no two keys have one text: casts to string give that of X'FF' to X'FE', and of ['a, b'] to ['a', 'b']. -#}
+    {%- for expression in key + [begins] -%}
+        {%- do fields.append("'" ~ loop.index ~ "', " ~ expression) -%}
     {%- endfor -%}
     {%- for name in key + [updated_at] -%}
         {%- do nulls.append(name ~ ' is null') -%}
@@ -164,7 +170,7 @@
             ~ ' when count(*) over (partition by ' ~ (key | join(', ')) ~ ') > 1'
             ~ " then raise_error(concat('the query of the snapshot gives a key more than once: ', "
             ~ (texts | join(", ', ', ")) ~ ", '; keep one row of each key'))"
-            ~ ' else md5(to_json(array(' ~ (texts | join(', ')) ~ ', cast(' ~ begins ~ ' as string)))) end',
+            ~ ' else md5(' ~ lakehouse_patterns.json_text('named_struct(' ~ (fields | join(', ')) ~ ')') ~ ') end',
     }) }}
 {% endmacro %}
 

@@ -30,7 +30,7 @@
         ) -%}
         {%- call statement('main') -%}
             {{ lakehouse_patterns._data_overwrite_sql(
-                this, where, lakehouse_patterns.selected_as_stored(stored, context.types), context.batch
+                this, where, lakehouse_patterns.selected_by_name(stored, context.types), context.batch
             ) }}
         {%- endcall -%}
     {%- endif -%}
@@ -68,7 +68,7 @@
 
 
 {% macro _data_overwrite_sql(relation, where, selected, batch) %}
-insert into {{ relation }}
+insert into {{ relation }} by name
 replace where {{ where }}
 select {{ selected | join(', ') }}
 from {{ batch }}

@@ -108,7 +108,7 @@
     {%- endfor -%}
     {%- set object = 'named_struct(' ~ (parts | join(', ')) ~ ')' -%}
     {{ return(
-        "sha2(if(typeof(" ~ object ~ ") rlike '[:<](float|double|map<)', "
+        "sha2(if(typeof(" ~ object ~ ") rlike '[:<]((float|double)[,>]|map<)', "
         ~ "raise_error('lakehouse_patterns: a key takes no float, double or map: their texts are not stable'), "
         ~ lakehouse_patterns.json_text(object) ~ '), 256)'
     ) }}

@@ -41,12 +41,15 @@
 
 
 {% macro _time_travel_rows(relation, moment) %}
-    {#- With `--empty` a subquery without rows, as dbt makes one of a relation. -#}
+    {#- With `--empty`, with `--sample` and in a microbatch a subquery, as dbt makes one of a relation. -#}
     {%- set rows = lakehouse_patterns.unlimited(relation) ~ ' ' ~ moment -%}
-    {%- if relation is string or relation.limit is none -%}
+    {%- if relation is string -%}
         {{ return(rows) }}
     {%- endif -%}
-    {{ return('(select * from ' ~ rows ~ ' limit ' ~ relation.limit ~ ')') }}
+    {%- if relation.limit is not none -%}
+        {%- set rows = '(select * from ' ~ rows ~ ' limit ' ~ relation.limit ~ ')' -%}
+    {%- endif -%}
+    {{ return(relation.render_event_time_filtered(rows) if relation.event_time_filter else rows) }}
 {% endmacro %}
 
 

@@ -42,6 +42,12 @@
 {% endmacro %}
 
 
+{% macro stored_type(type) %}
+    {#- As a table that is made of a query has it. -#}
+    {{ return(modules.re.sub('\\b(var)?char\\(\\d+\\)', 'string', type)) }}
+{% endmacro %}
+
+
 {% macro column_name(types, name) %}
     {#- As the relation spells it, or none. -#}
     {%- for known in types if known | lower == name | string | lower -%}
@@ -79,8 +85,8 @@
 
 
 {% macro is_sortable(type) %}
-    {#- Spark sorts and compares no maps, variants and calendar intervals. -#}
-    {{ return('map<' not in type and 'variant' not in type and type != 'interval') }}
+    {#- Spark sorts and compares no maps, variants and calendar intervals. A field of such a name has a colon behind it. -#}
+    {{ return(not modules.re.search('(^|[<,:])(map<|(variant|interval)($|[,>]))', type)) }}
 {% endmacro %}
 
 

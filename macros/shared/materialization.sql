@@ -17,13 +17,15 @@
         `replaces_others`: whether a view or a table of another format of that name is dropped for the model's table.
     -#}
     {%- do lakehouse_patterns.require_proved_adapter("materialized='" ~ materialization ~ "'") -%}
+    {%- do lakehouse_patterns.require_no_sample("materialized='" ~ materialization ~ "'") -%}
     {%- set existing = load_relation(this) -%}
     {%- do lakehouse_patterns.require_supported_configs(materialization) -%}
+    {#- The tables behind a view are Delta tables without being told so. -#}
+    {%- do lakehouse_patterns.require(
+        (config.get('file_format') or ('delta' if exposes == 'view' else none)) == 'delta',
+        "materialized='" ~ materialization ~ "' needs file_format='delta', got '" ~ config.get('file_format') ~ "'"
+    ) -%}
     {%- if exposes == 'table' -%}
-        {%- do lakehouse_patterns.require(
-            config.get('file_format') == 'delta',
-            "materialized='" ~ materialization ~ "' needs file_format='delta', got '" ~ config.get('file_format') ~ "'"
-        ) -%}
         {%- do lakehouse_patterns.require(
             existing is none or existing.is_delta or replaces_others,
             this ~ ' is there and no Delta table: rename or drop it'
@@ -50,6 +52,22 @@
 {% macro is_empty_run() %}
     {#- `--empty` reads no row of any input. It checks that the SQL runs, and may never take rows from readers. -#}
     {{ return((flags.EMPTY | default(false)) is true) }}
+{% endmacro %}
+
+
+{% macro is_sample_run() %}
+    {#- `--sample` reads the rows of a time window of each input that has an `event_time`. dbt's `flags` lack it. -#}
+    {{ return((invocation_args_dict.get('sample') or none) is not none) }}
+{% endmacro %}
+
+
+{% macro require_no_sample(what) %}
+    {#- A part taken for the whole would replace, close or skip published rows. -#}
+    {%- do lakehouse_patterns.require(
+        not lakehouse_patterns.is_sample_run(),
+        '--sample reads a part of each input, which ' ~ what ~ ' would publish as the whole in ' ~ this
+        ~ ': leave out --sample, or check the SQL with --empty'
+    ) -%}
 {% endmacro %}
 
 

@@ -39,11 +39,14 @@
 
 
 {% macro unlimited(relation) %}
-    {#- With `--empty` dbt renders `ref` as a subquery without rows, which nothing can describe. -#}
-    {%- if relation is string or relation.limit is none -%}
+    {#-
+        With `--empty` dbt renders `ref` as a subquery without rows, and with `--sample` or in a microbatch as one with
+        the rows of a time window: nothing can describe these.
+    -#}
+    {%- if relation is string or (relation.limit is none and not relation.event_time_filter) -%}
         {{ return(relation) }}
     {%- endif -%}
-    {{ return(relation.replace(limit=none)) }}
+    {{ return(relation.replace(limit=none, event_time_filter=none)) }}
 {% endmacro %}
 
 

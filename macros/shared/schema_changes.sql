@@ -4,9 +4,11 @@
 
     ignore (dbt's default): the columns must be those of the table
     fail: the same
-    append_new_columns: new columns are added to the table, and one that the model no longer selects is NULL in new rows
+    append_new_columns: new columns are added to the table, and one that the model no longer selects is NULL in new rows,
+        or what the table fills it with: its default, an identity column's next number, a generated column's value
 
-    `sync_all_columns` drops columns, which no materialization of ours does. A type never changes.
+    `sync_all_columns` drops columns, which no materialization of ours does. A type never changes; char and varchar, which
+    a table made of a query stores as string, are one type with it: where a table has a length, Delta checks it.
 -#}
 
 {% macro schema_change_mode(exposes='table') %}
@@ -55,13 +57,13 @@
         {%- if own is none -%}
             {%- do absent.append(name) -%}
             {%- do all.append('no column ' ~ name) -%}
-        {%- elif given[own] != type -%}
+        {%- elif lakehouse_patterns.stored_type(given[own]) != lakehouse_patterns.stored_type(type) -%}
             {%- do changed.append(name ~ ' as ' ~ given[own] ~ ' in place of ' ~ type) -%}
             {%- do all.append(changed[-1]) -%}
         {%- endif -%}
     {%- endfor -%}
     {%- for name in lakehouse_patterns.names_without_case(given, stored) -%}
-        {%- do added.update({name: given[name]}) -%}
+        {%- do added.update({name: lakehouse_patterns.stored_type(given[name])}) -%}
         {%- do all.append(name ~ ', which the table lacks') -%}
     {%- endfor -%}
     {{ return({'absent': absent, 'added': added, 'changed': changed, 'all': all}) }}
@@ -102,8 +104,21 @@
 {% endmacro %}
 
 
+{% macro selected_by_name(stored, given) %}
+    {#-
+        The table's columns that the model selects, for an `insert … by name`. An absent one is left to the table: NULL
+        in its place would replace a default, and be refused by a generated column.
+    -#}
+    {%- set selected = [] -%}
+    {%- for name in stored if lakehouse_patterns.column_name(given, name) is not none -%}
+        {%- do selected.append(lakehouse_patterns.quoted_name(name)) -%}
+    {%- endfor -%}
+    {{ return(selected) }}
+{% endmacro %}
+
+
 {% macro selected_as_stored(stored, given) %}
-    {#- The table's columns in its order, as a select list over the model's rows: NULL for what the model lacks. -#}
+    {#- The same for a view, with NULL for what the rows lack. -#}
     {%- set selected = [] -%}
     {%- for name, type in stored.items() -%}
         {%- set quoted = lakehouse_patterns.quoted_name(name) -%}

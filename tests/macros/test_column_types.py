@@ -134,6 +134,9 @@ def test_what_spark_can_sort(render: MacroRenderer) -> None:
     kinds = {
         "map<string,int>": False, "struct<x:int,y:map<string,int>>": False, "array<variant>": False,
         "interval": False, "interval day": True, "array<struct<x:int>>": True, "char(3)": True,
+        "struct<a:interval>": False, "array<interval>": False, "struct<a:variant,b:int>": False,
+        "struct<variant:string,interval:int,map:int>": True, "struct<invariant:int>": True,
+        "array<struct<a:interval hour to second>>": True, "variant": False,
     }  # fmt: skip
     assert {type_: render("is_sortable", type=type_) for type_ in kinds} == kinds
 

@@ -13,8 +13,9 @@ from tests.support.rows import assert_rows
 from tests.support.session import environment
 
 DAY_1, DAY_2 = "2026-01-05", "2026-01-06"
+LATER = '{"start": "2026-02-01", "end": "2026-02-02"}'  # a sample without rows of these days
 SOURCES = """
-sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: landed}]}]
+sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: landed, config: {event_time: day}}]}]
 """
 # What a model of each needs, and the table that holds its rows of DAY_1.
 DAILY = """
@@ -70,6 +71,20 @@ OWN = {
 DESCRIPTION = "It's the \\ of a day, one row a `id`."
 COMMENTS = {"id": "The customer's key", "amount": "100 \\ %", "day": None}
 
+# Over a model with an event_time, of which dbt renders a subquery with --sample and in a microbatch.
+IN_WINDOW = {
+    "sampled": "{{ lakehouse_patterns.windowed_deduplicator(ref('merger'), key='id', order_by='amount') }}",
+    "sampled_version": "select * from {{ lakehouse_patterns.time_travel(ref('merger'), version=0) }}",
+}
+MICROBATCH = {
+    "materialized": "incremental",
+    "incremental_strategy": "microbatch",
+    "event_time": "day",
+    "begin": DAY_1,
+    "batch_size": "day",
+    "partition_by": "day",
+}
+
 HONOURED: dict[str, Any] = {
     "persist_docs": {"relation": True, "columns": True},
     "partition_by": "day",
@@ -81,6 +96,7 @@ WITH_CONTRACT = ("data_overwrite", "versioned_table", "merger", "scd2", "awap")
 REFUSED: dict[str, dict[str, Any]] = {
     "data_overwrite": {
         "incremental_predicates": ["true"],
+        "file_format": "parquet",
         "unique_key": "id",
         "incremental_strategy": "merge",
         "merge_exclude_columns": ["id"],
@@ -89,24 +105,28 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "versioned_table": {
         "incremental_predicates": ["true"],
+        "file_format": "parquet",
         "unique_key": "id",
         "clustered_by": "id",
         "on_schema_change": "append_new_columns",
     },
     "unit_tables": {
         "incremental_predicates": ["true"],
+        "file_format": "parquet",
         "contract": {"enforced": True},
         "on_schema_change": "append_new_columns",
         "full_refresh": True,
     },
     "scd2": {
         "incremental_predicates": ["true"],
+        "file_format": "parquet",
         "incremental_strategy": "merge",
         "merge_update_columns": ["amount"],
         "on_schema_change": "sync_all_columns",
     },
     "awap": {
         "incremental_predicates": ["true"],
+        "file_format": "parquet",
         "unique_key": "id",
         "incremental_strategy": "merge",
         "merge_exclude_columns": ["id"],
@@ -195,7 +215,8 @@ def kernel(make_project: Callable[..., DbtProject]) -> Kernel:
     files = {"models/sources.yml": SOURCES}
     for name, base in BASES.items():
         files[f"models/{name}.sql"] = model(QUERIES[name], **base, **HONOURED)
-        files[f"models/fresh_{name}.sql"] = model(QUERIES[name], **base)
+        silent = {"file_format": None} if name in ("versioned_table", "unit_tables") else {}
+        files[f"models/fresh_{name}.sql"] = model(QUERIES[name], **base | silent)
     for name, config in REFUSALS:
         files[f"models/refused/{name}_{config}.sql"] = model(
             QUERIES[name], **BASES[name] | {config: REFUSED[name][config]}
@@ -207,6 +228,11 @@ def kernel(make_project: Callable[..., DbtProject]) -> Kernel:
         "select * from {{ lakehouse_patterns.time_travel(ref('data_overwrite'), version=0) }}",
         materialized="view",
     )
+    in_time = {"event_time": "day"}
+    files["models/merger.sql"] = model(QUERIES["merger"], **BASES["merger"], **HONOURED, **in_time)
+    for name, query in IN_WINDOW.items():
+        files[f"models/{name}.sql"] = model(query, materialized="view")
+    files["models/microbatch.sql"] = model(IN_WINDOW["sampled"], **MICROBATCH)
     files["models/unbuilt_awap.sql"] = model(DAILY, **BASES["awap"])
     contracts = {name: name in WITH_CONTRACT for name in BASES}
     contracts |= {"unit_tables_contract": True, "unbuilt_awap": True}
@@ -290,6 +316,7 @@ def test_what_has_no_effect_is_refused(refusals: str, name: str, config: str) ->
     sentence = {
         "on_schema_change": f"on_schema_change of materialized='{name}' must be one of",
         "full_refresh": f"materialized='{name}' knows the rows of one slice",
+        "file_format": f"materialized='{name}' needs file_format='delta', got 'parquet'",
     }.get(config, f"materialized='{name}' has no use for {config}")
     (line,) = [text for text in refusals.split("\n") if sentence in text]
     failed = [text for text in refusals.split("\n") if text.startswith(f"{name}_{config}: error")]
@@ -318,8 +345,34 @@ def test_empty_never_changes_published_rows(kernel: Kernel) -> None:
         assert_rows(kernel.rows(f"fresh_{name}"), [(1, 10, DAY_1), (2, 20, DAY_1)])
 
 
+def test_sample_never_changes_published_rows(kernel: Kernel) -> None:
+    """The sample holds no row of DAY_1: published as the whole it would take all rows from readers."""
+    commits = {name: kernel.operations(STORED[name].format(name)) for name in BASES}
+    refused = kernel.fails(DAY_1, "--sample", LATER, "--select", *BASES, "unbuilt_awap")
+    assert refused.count("--sample reads a part of each input, which m") == len(BASES) + 1
+    for name in BASES:
+        assert f"would publish as the whole in {kernel.project.schema}.{name}: leave out --sample" in refused
+        assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
+        assert kernel.operations(STORED[name].format(name)) == commits[name]
+    assert not kernel.spark.catalog.tableExists(f"{kernel.project.schema}.unbuilt_awap")
+
+
 def test_a_macro_that_describes_a_relation_works_with_empty(kernel: Kernel) -> None:
     kernel.run(DAY_1, "--empty", "--select", "described")
     assert kernel.rows("described") == []
     kernel.run(DAY_1, "--select", "described")
     assert kernel.project.table("described").columns == ["id", "amount", "day"]
+
+
+def test_a_macro_that_describes_a_relation_works_on_a_time_window(kernel: Kernel) -> None:
+    """The published table has rows of DAY_1: a sample has them if it begins on that day, and so has a microbatch."""
+    window = '{"start": "%s", "end": "%s"}'
+    kernel.run(DAY_1, "--sample", window % (DAY_1, DAY_2), "--select", *IN_WINDOW)
+    for name in IN_WINDOW:
+        assert_rows(kernel.rows(name), [(1, 10, DAY_1), (2, 20, DAY_1)])
+    kernel.run(DAY_1, "--sample", LATER, "--select", *IN_WINDOW)
+    for name in IN_WINDOW:
+        assert kernel.rows(name) == []
+    days = ("--event-time-start", DAY_1, "--event-time-end", DAY_2)
+    kernel.run(DAY_1, "--select", "microbatch", *days)
+    assert_rows(kernel.rows("microbatch"), [(1, 10, DAY_1), (2, 20, DAY_1)])

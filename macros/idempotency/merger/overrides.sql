@@ -22,6 +22,7 @@
     {%- set options = lakehouse_patterns.options('merger') -%}
     {%- if options is not none -%}
         {%- do lakehouse_patterns._merger_require_model(language) -%}
+        {%- do lakehouse_patterns.require_no_sample('meta.lakehouse_patterns.merger') -%}
     {%- endif -%}
     {%- if options is none or temporary -%}
         {{ return(lakehouse_patterns.adapter_macro('create_table_as')(temporary, relation, compiled_code, language)) }}

@@ -20,9 +20,9 @@ from {{ scope.rows }}
     {%- if scope.target -%}
         {%- set stored = lakehouse_patterns.add_columns(scope.target, scope.stored, scope.added) -%}
         {%- call statement('main') -%}
-            insert into {{ scope.target }}
+            insert into {{ scope.target }} by name
             replace where {{ lakehouse_patterns._awap_condition(scope, accepted, findings.rejected.keys() | list) }}
-            select {{ lakehouse_patterns.selected_as_stored(stored, scope.types) | join(', ') }}
+            select {{ lakehouse_patterns.selected_by_name(stored, scope.types) | join(', ') }}
             {{ rows }}
         {%- endcall -%}
         {{ return(false) }}

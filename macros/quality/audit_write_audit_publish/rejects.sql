@@ -29,9 +29,9 @@
         {%- endif -%}
         {%- call statement('write_rejects') -%}
             {%- if replaces_periods -%}
-            insert into {{ rejects }}
+            insert into {{ rejects }} by name
             replace where {{ lakehouse_patterns._awap_condition(scope, findings.periods) }}
-            select {{ lakehouse_patterns.selected_as_stored(stored, types) | join(', ') }}
+            select {{ lakehouse_patterns.selected_by_name(stored, types) | join(', ') }}
             {%- else -%}
             create or replace table {{ rejects }}
             {{ lakehouse_patterns._awap_clauses({}) }}

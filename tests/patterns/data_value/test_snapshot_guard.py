@@ -21,6 +21,8 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "by_time": {"strategy": TIMESTAMP},
     "by_value": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
     "by_time_and_value": {"strategy": TIMESTAMP, "check_cols": ["plan"]},
+    "binary_key": {"strategy": TIMESTAMP},
+    "list_key": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
     "refusing": {"strategy": TIMESTAMP},
     "twice": {"strategy": CHECK, "check_cols": ["plan"]},
     "keeps_deleted": {"strategy": TIMESTAMP, "hard_deletes": "ignore"},
@@ -104,6 +106,11 @@ def test_a_deleted_row_that_returns_has_a_version_from_the_run_on(project: DbtPr
 
     project.run("snapshot", "--empty", "--select", "by_time")
     assert_rows(versions(project, "by_time"), returned)
+    later = '{"start": "2026-02-01", "end": "2026-02-02"}'
+    assert "--sample reads a part of each input, which a snapshot would publish" in project.fails(
+        "build", "--sample", later, "--select", "by_time"
+    )
+    assert_rows(versions(project, "by_time"), returned)
 
     # A change after the return has a time before it.
     extract(project, "by_time", ("u1", "trial", day(2)), ("u2", "premium", day(2)), ("u3", "trial", day(3)))
@@ -146,6 +153,36 @@ def test_with_check_cols_a_newer_time_alone_opens_no_version(project: DbtProject
         versions(project, "by_time_and_value"),
         [("u1", "basic", day(1), "open"), ("u2", None, day(1), day(6)), ("u2", "trial", day(6), "open")],
     )
+
+
+@stories.about("binary_key", "list_key")
+def test_keys_whose_texts_are_equal_are_two_keys(project: DbtProject) -> Story:
+    """X'FF' and X'FE' are no UTF-8; ['a, b'] and ['a', 'b'] are written alike. One of each two changes."""
+    keys = {"binary_key": ("X'FF'", "X'FE'"), "list_key": ("array('a, b')", "array('a', 'b')")}
+    for plan, number in (("basic", 1), ("trial", 3)):
+        for name, (first, second) in keys.items():
+            rows = (
+                f"({first}, 't', '{plan}', timestamp'2026-01-0{number}'), "
+                f"({second}, 't', 'basic', timestamp'2026-01-01')"
+            )
+            project.source(
+                f"{name}_extract",
+                project.spark.sql(f"select * from values {rows} as (id, tenant, plan, updated_at)"),
+            )
+        yield PASSES
+    for name, (first, second) in keys.items():
+        assert_rows(
+            [
+                (_shown(row.dbt_valid_from), _shown(row.dbt_valid_to), row.plan, row.is_first, row.is_second)
+                for row in project.table(name)
+                .selectExpr("*", f"id = {first} as is_first", f"id = {second} as is_second")
+                .collect()
+            ],
+            [
+                (day(1), day(3), "basic", True, False), (day(3), "open", "trial", True, False),
+                (day(1), "open", "basic", False, True),
+            ],
+        )  # fmt: skip
 
 
 @stories.about("refusing")
@@ -224,7 +261,7 @@ def test_settings_that_go_wrong_silently_are_refused(project: DbtProject) -> Sto
 @pytest.fixture(scope="module")
 def project(make_project: Callable[..., DbtProject]) -> DbtProject:
     """Return a project with all these snapshots."""
-    tables = [{"name": f"{name}_extract"} for name in SNAPSHOTS]
+    tables = [{"name": f"{name}_extract", "config": {"event_time": "updated_at"}} for name in SNAPSHOTS]
     base = {"unique_key": "id", "hard_deletes": "invalidate", "updated_at": "updated_at"}
     snapshots = [
         {

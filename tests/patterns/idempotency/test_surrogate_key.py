@@ -94,10 +94,21 @@ def test_null_in_the_key_ends_the_query_or_gives_no_key(spark: SparkSession, ren
     assert found == keys(spark, rows, surrogate_key("id", "name", on_null_key="null"))
 
 
-@pytest.mark.parametrize("value", ["cast(1 as float)", "1.5d", "map('a', 1)", "array(1.5d)"])
+@pytest.mark.parametrize(
+    "value",
+    ["cast(1 as float)", "1.5d", "map('a', 1)", "array(1.5d)", "named_struct('a', 1.5d, 'b', 1)",
+     "named_struct('a', array(map('b', 1)))"],
+)  # fmt: skip
 def test_types_without_a_stable_text_are_refused(spark: SparkSession, value: str) -> None:
     with pytest.raises(PySparkException, match="a key takes no float, double or map"):
         keys(spark, f"select {value} as amount", surrogate_key("amount"))
+
+
+def test_a_field_named_like_such_a_type_is_taken(spark: SparkSession) -> None:
+    rows = "select named_struct('double_count', 1, 'float', 2, 'map', 3) as double"
+    value = {"double_count": 1, "float": 2, "map": 3}
+    assert keys(spark, rows, surrogate_key("double")) == [of_json({"1": value})]
+    assert keys(spark, rows, content_hash("double")) == [of_json({"double": value})]
 
 
 def test_an_absent_column_is_refused_by_name(spark: SparkSession) -> None:
