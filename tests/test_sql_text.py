@@ -15,9 +15,10 @@ from python_jobs.ingestion.compactor import run as compact
 from python_jobs.ingestion.incremental_table_loader import in_window
 from python_jobs.shared.core.intervals import Interval
 from python_jobs.shared.delta.commits import write_once
-from python_jobs.shared.delta.overwrite import overwrite, partition_condition
+from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.delta.tables import read_table, read_version, table_location
 from python_jobs.shared.records.json_records import load_schema, parse_records
+from python_jobs.shared.records.partition_values import partition_condition
 from python_jobs.shared.spark.sql_text import (
     identifier,
     named_column,
@@ -64,7 +65,8 @@ def test_a_table_whose_path_and_columns_hold_quotes_goes_through_every_writer(
     write_once(spark, rows(("a`", "1'", 1), ("b", "2", 2)), table, partition_columns=["d'ay"])
     assert table_location(spark, table).endswith("it's a `table`")
     assert_rows(read_version(spark, table, 0), [("a`", "1'", 1), ("b", "2", 2)])
-    overwrite(spark, rows(("c", "1'", 3)), table, partition_condition({"d'ay": "1'"}))
+    changed = rows(("c", "1'", 3))
+    overwrite(spark, changed, table, partition_condition(changed, {"d'ay": "1'"}))
     assert_rows(read_table(spark, table), [("c", "1'", 3), ("b", "2", 2)])
     write_once(spark, rows(("d", "1'", 4)), table, partition_columns=["d'ay"])
     assert_rows(read_table(spark, table), [("c", "1'", 3), ("d", "1'", 4), ("b", "2", 2)])

@@ -21,7 +21,7 @@ from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.partial_failures import require_no_failures
 from python_jobs.shared.delta.commits import latest_version, transaction_versions
-from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite, partition_condition
+from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
 from python_jobs.shared.delta.tables import (
     committed_files,
     partition_columns,
@@ -31,6 +31,7 @@ from python_jobs.shared.delta.tables import (
     table_exists,
 )
 from python_jobs.shared.files.readiness import Marker
+from python_jobs.shared.records.partition_values import partition_condition
 from python_jobs.shared.spark.queries import query_text, user_query
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -132,7 +133,7 @@ class DateProcessor:
                 spark,
                 rows,
                 query.target,
-                partition_condition({query.partition_column: date}),
+                partition_condition(rows, {query.partition_column: date}),
                 partitioned_by=[query.partition_column],
                 transaction=transaction,
                 note={"late_data": {"date": date, "run_id": run_id, "source_version": self.source_version}},

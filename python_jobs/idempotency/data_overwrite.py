@@ -44,25 +44,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import filelock
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, StringType, StructType
 
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.paths import absolute, is_uri
-from python_jobs.shared.delta.overwrite import (
-    OutsideSlice,
-    overwrite,
-    partition_condition,
-)
+from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.sources import read_files, require_records, source_files, source_identity
+from python_jobs.shared.records.partition_values import partition_condition, partition_literals, same_values
 from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
-from python_jobs.shared.spark.queries import query_text, require_rows, user_query
+from python_jobs.shared.spark.queries import first_line, query_text, require_rows, user_query
 from python_jobs.shared.spark.sql_text import named_column
 
 NOTE = "data_overwrite"
@@ -70,6 +69,15 @@ NOTE = "data_overwrite"
 # Values that need no escape, neither as the name of a folder nor in quotes.
 _PARTITION_VALUE = re.compile(r"[\w.+-]+")
 _OUTSIDE = "a row lies outside of the partition that is overwritten"
+_NO_LINE = "a text has a line break, or a line is NULL"
+# Spark's own formats keep milliseconds, and its csv drops spaces around a text.
+_WRITER_OPTIONS = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreLeadingWhiteSpace": "false",
+    "ignoreTrailingWhiteSpace": "false",
+}
 
 
 @dataclass(frozen=True)
@@ -126,18 +134,16 @@ class Parameters:
         """Return the SQL of the query."""
         return query_text(self.query)
 
-    @property
-    def slice(self) -> str | None:
-        """Return the condition of the rows to replace; None for all rows."""
-        return self.where if self.partition is None else partition_condition(self.partition)
-
 
 # --- plain files ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of files that is replaced as a whole, with two companion folders that readers don't see."""
+    """A folder of files that is replaced as a whole, with two companion folders that readers don't see.
+
+    The companions' names begin with a dot: Spark reads a folder such as ``_staging_hour=9`` as a partition.
+    """
 
     path: Path
     """Folder that readers read."""
@@ -145,12 +151,12 @@ class Folder:
     @property
     def staging(self) -> Path:
         """Return the folder in which the new files are written."""
-        return self.path.with_name(f"_staging_{self.path.name}")
+        return self.path.with_name(f".staging_{self.path.name}")
 
     @property
     def replaced(self) -> Path:
         """Return the folder that has the old files during the swap."""
-        return self.path.with_name(f"_replaced_{self.path.name}")
+        return self.path.with_name(f".replaced_{self.path.name}")
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -160,7 +166,7 @@ class Folder:
             JobFailed: another run has the lock.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(self.path.with_name(f"_{self.path.name}.lock"), timeout=0)
+        lock = filelock.FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0)
         try:
             with lock:
                 if self.replaced.exists() and not self.path.exists():
@@ -194,35 +200,94 @@ def overwrite_files(
             f"{target} is no local or mounted folder, so a rename can't replace its files; use a Delta table, "
             "or versions behind a pointer (python_jobs/shared/files/pointers.py)"
         )
-    path = Path(absolute(target)).joinpath(*(f"{name}={value}" for name, value in (partition or {}).items()))
+    literals = partition_literals(rows, partition or {})
+    path = partition_path(rows, Path(absolute(target)), partition or {}, literals)
     folder = Folder(path)
     with folder.claimed():
         try:
-            inside(rows, partition or {}).write.format(file_format).save(str(folder.staging))
+            new = writable(inside(rows, literals), file_format)
+            new.write.format(file_format).options(**_WRITER_OPTIONS).save(str(folder.staging))
+        except AnalysisException as failure:
+            raise WrongUse(f"{file_format} files can't hold the rows ({first_line(failure)})") from None
         except (PySparkException, Py4JJavaError) as failure:
             if _OUTSIDE in str(failure):
                 raise OutsideSlice(
                     f"a row lies outside of the partition {path.name} of {target}; the files stay as they are"
+                ) from None
+            if _NO_LINE in str(failure):
+                raise DataRefused(
+                    f"{_NO_LINE}, which {file_format} files can't hold; write json or parquet; the files of {target} "
+                    "stay as they are"
                 ) from None
             raise
         folder.swap()
     return path
 
 
-def inside(rows: DataFrame, partition: Mapping[str, str]) -> DataFrame:
-    """Return the rows without the partition's columns; the query fails at a row of another partition.
+def partition_path(
+    rows: DataFrame, root: Path, partition: Mapping[str, str], literals: Mapping[str, str]
+) -> Path:
+    """Return the folder of the partition: the one whose value is equal, such as ``hour=09`` for 9, or a new one.
 
     Raises:
-        WrongUse: the rows lack a column of the partition.
+        DataRefused: two folders have the partition's value, or a folder isn't written in full and readers take it for
+            the value.
     """
-    absent = [column for column in partition if column not in rows.columns]
-    if absent:
-        raise WrongUse(f"the rows have no column {', '.join(absent)}; they have {', '.join(rows.columns)}")
-    for column, value in partition.items():
-        type_ = rows.schema[column].dataType
-        belongs = named_column(column) == F.lit(value).try_cast(type_)
+    path = root
+    for name, value in partition.items():
+        type_ = rows.select(named_column(name)).schema[0].dataType
+        names = (
+            []
+            if isinstance(type_, StringType) or not path.is_dir()
+            else [entry.name for entry in path.iterdir()]
+        )
+        values = {unquote(found[len(name) + 1 :]): found for found in names if found.startswith(f"{name}=")}
+        same = same_values(rows, list(values), literals[name], type_) if values else {}
+        if len(same) > 1 or not all(same.values()):
+            raise DataRefused(
+                f"{path} has {' and '.join(sorted(values[text] for text in same))} for the partition {name}={value}; "
+                "keep its rows in one folder whose value is written in full; nothing was overwritten"
+            )
+        path /= next((values[text] for text in same), f"{name}={value}")
+    return path
+
+
+def inside(rows: DataFrame, literals: Mapping[str, str]) -> DataFrame:
+    """Return the rows without the partition's columns; the query fails at a row of another partition."""
+    for column, literal in literals.items():
+        belongs = named_column(column) == F.expr(literal)
         rows = rows.where(F.when(belongs, True).otherwise(F.raise_error(F.lit(_OUTSIDE))))
-    return rows.drop(*partition)
+    return rows.drop(*literals)
+
+
+def writable(rows: DataFrame, file_format: str) -> DataFrame:
+    """Return the rows that a format of lines can hold; the query fails at a text that it can't.
+
+    Raises:
+        WrongUse: a column is of a type that the format can't hold.
+    """
+    if file_format not in ("csv", "text"):
+        return rows
+    _require_types(rows.schema, file_format)
+    for field in rows.schema:
+        if isinstance(field.dataType, StringType):
+            text = named_column(field.name)
+            is_line = ~text.rlike(r"[\r\n]")
+            kept = is_line if file_format == "text" else text.isNull() | is_line
+            rows = rows.where(F.when(kept, True).otherwise(F.raise_error(F.lit(_NO_LINE))))
+    return rows
+
+
+def _require_types(schema: StructType, file_format: str) -> None:
+    if file_format == "text" and (len(schema) != 1 or not isinstance(schema[0].dataType, StringType)):
+        raise WrongUse(
+            f"text files hold one column, a string; the rows have {schema.simpleString()}: select one, or write json"
+        )
+    for field in schema:
+        if isinstance(field.dataType, BinaryType):
+            raise WrongUse(
+                f"csv files can't hold the binary column {field.name}; select base64({field.name})"
+            )
 
 
 # --- the run --------------------------------------------------------------------------------------------
@@ -240,7 +305,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     with unreadable_files_refused("nothing was overwritten"):
         rows, identity = new_rows(spark, params)
         require_rows(rows, params.min_rows, params.target)
-        report = {"source": params.source, "target": params.target, "replaced": params.slice or "all"}
+        where = params.where if params.partition is None else partition_condition(rows, params.partition)
+        report = {"source": params.source, "target": params.target, "replaced": where or "all"}
         if params.target_format != "delta":
             path = overwrite_files(rows, params.target, params.target_format, params.partition)
             files = [name for name in path.iterdir() if not name.name.startswith(("_", "."))]
@@ -249,9 +315,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             spark,
             rows,
             params.target,
-            params.slice,
+            where,
             partitioned_by=list(params.partition or ()),
-            note={NOTE: {"replaced": params.slice or "all", "source": identity}},
+            note={NOTE: {"replaced": where or "all", "source": identity}},
         )
     metrics = {} if commit is None else commit["operationMetrics"]
     # Delta copies other rows of the same files and counts them as written.

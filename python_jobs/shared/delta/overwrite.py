@@ -13,18 +13,6 @@ from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.delta.commits import find_commit, write_once
 from python_jobs.shared.delta.tables import partition_columns, read_table, table_exists
 from python_jobs.shared.spark.queries import first_line
-from python_jobs.shared.spark.sql_text import identifier, string_literal
-
-
-def partition_condition(partition: Mapping[str, str]) -> str:
-    """Return the SQL condition that selects one partition.
-
-    >>> partition_condition({"event_date": "2024-09-22"})
-    "`event_date` = '2024-09-22'"
-    """
-    return " and ".join(
-        f"{identifier(column)} = {string_literal(value)}" for column, value in partition.items()
-    )
 
 
 class OutsideSlice(DataRefused):

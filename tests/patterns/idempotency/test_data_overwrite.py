@@ -25,6 +25,7 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import CONFLICTS
 from python_jobs.shared.delta.overwrite import overwrite
+from python_jobs.shared.records.partition_values import partition_condition
 from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
@@ -238,6 +239,46 @@ def test_a_schema_that_changed_since_the_run_is_refused_in_a_backfill(
     assert_rows(held(spark, numbers), [(1, None), (2, "a"), (3, "b"), (4, None)])
 
 
+def test_a_partition_that_is_not_written_in_full_empties_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    rows = spark.sql(
+        "select * from values (date'2024-09-01', timestamp'2024-09-01 00:00:00Z', 9, 1.5bd), "
+        "(date'2024-09-02', timestamp'2024-09-02 00:00:00Z', 10, 2.5bd) as t (d, at, hour, part)"
+    )
+    rows.write.format("delta").save(source)
+    rows.write.format("delta").partitionBy("d").save(target)
+    query = "select * from {source} where false"
+    for column, value, type_ in (
+        ("d", "2024-09", "date"),
+        ("d", "2024", "date"),
+        ("d", "foo", "date"),
+        ("d", "2024-09-01T10", "date"),
+        ("at", "2024-09-01", "timestamp"),
+        ("hour", "9.5", "int"),
+        ("part", "1.55", r"decimal\(2,1\)"),
+    ):
+        sentence = f"partition {column} is '{value}', which is no value of its type {type_}; write it in full"
+        with pytest.raises(WrongUse, match=sentence):
+            run(spark, Parameters(source=source, target=target, query=query, partition={column: value}))
+    assert_rows(held(spark, target).select("hour"), [(9,), (10,)])
+    report = run(spark, Parameters(source=source, target=target, query=query, partition={"d": "2024-09-01"}))
+    assert report["replaced"] == "`d` = cast('2024-09-01' as date)"
+    assert_rows(held(spark, target).select("hour"), [(10,)])
+    run(
+        spark,
+        Parameters(source=source, target=target, query=query, partition={"hour": "010", "part": "2.50"}),
+    )
+    assert_rows(held(spark, target), [])
+
+
+def test_a_partition_of_a_timestamp_is_one_of_utc(spark: SparkSession) -> None:
+    rows = spark.sql("select timestamp'2024-09-01 10:30:00Z' as at, 'a' as t")
+    with setting(spark, "spark.sql.session.timeZone", "Asia/Tokyo"):
+        for text in ("2024-09-01T10:30", "2024-09-01 11:30:00+01:00"):
+            assert partition_condition(rows, {"at": text}) == "`at` = timestamp_micros(1725186600000000)"
+    assert partition_condition(rows, {"t": "it's"}) == r"`t` = 'it\'s'"
+
+
 def test_a_condition_that_makes_no_sense_is_wrong_use(spark: SparkSession, numbers: str) -> None:
     for where in ("absent = 1", "id ="):
         with pytest.raises(WrongUse, match="where can't be used on"):
@@ -418,7 +459,7 @@ def test_a_row_of_another_partition_of_plain_files_is_refused(spark: SparkSessio
         with pytest.raises(DataRefused, match="a row lies outside of the partition part=a of"):
             overwrite_files(frame(spark, (2, "a"), (3, outside)), folder, "json", {"part": "a"})
     assert_rows(read(spark, Path(folder)), [(1, "a")])
-    with pytest.raises(DataRefused, match="a row lies outside of the partition id=soon of"):
+    with pytest.raises(WrongUse, match="partition id is 'soon', which is no value of its type int; write it"):
         overwrite_files(frame(spark, (None, "a")), folder, "json", {"id": "soon"})
     with pytest.raises(WrongUse, match="the rows have no column day; they have id, part"):
         overwrite_files(frame(spark, (1, "a")), folder, "json", {"day": "1"})
@@ -426,9 +467,130 @@ def test_a_row_of_another_partition_of_plain_files_is_refused(spark: SparkSessio
         overwrite_files(frame(spark, (1, "a")), "s3a://bucket/numbers", "json", None)
 
 
+def test_readers_see_neither_lock_nor_staging_folder_of_a_partition(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    target = tmp_path / "hours"
+    rows = frame(spark, (1, 9), schema="id int, hour int").coalesce(1)
+    overwrite_files(rows, str(target), "parquet", {"hour": "9"})
+    folder = Folder(target / "hour=9")
+    with folder.claimed():
+        rows.write.parquet(str(folder.staging))
+        assert_rows(spark.read.parquet(str(target)), [(1, 9)])
+        # The trap: what begins with "_" and has "=" in it is data for Spark.
+        folder.staging.rename(target / "_staging_hour=9")
+        with pytest.raises(SPARK_ERRORS, match="CONFLICTING_PARTITION_COLUMN_NAMES"):
+            spark.read.parquet(str(target)).collect()
+        (target / "_staging_hour=9").rename(folder.staging)
+    source = str(tmp_path / "source")
+    rows.write.format("delta").save(source)
+    params = Parameters(
+        source=source,
+        target=str(target),
+        target_format="parquet",
+        query="select id + 1 as id, hour from {target}",
+        partition={"hour": "9"},
+    )
+    assert run(spark, params)["files"] == 1
+    assert_rows(spark.read.parquet(str(target)), [(2, 9)])
+
+
+def test_the_folder_of_an_equal_value_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
+    target = tmp_path / "hours"
+    rows = frame(spark, (1, 9), (2, 10), schema="id int, hour int")
+    for hour in ("09", "10"):
+        overwrite_files(rows.where(f"hour = {int(hour)}"), str(target), "json", {"hour": hour})
+    path = overwrite_files(
+        frame(spark, (3, 9), schema="id int, hour int"), str(target), "json", {"hour": "9"}
+    )
+    assert path.name == "hour=09"
+    assert listed(target) == {"hour=09", "hour=10"}
+    assert_rows(spark.read.schema("id int, hour int").json(str(target)), [(3, 9), (2, 10)])
+    # As a text it is another value.
+    texts = frame(spark, (4, "9"), schema="id int, hour string")
+    assert overwrite_files(texts, str(target), "json", {"hour": "9"}).name == "hour=9"
+    sentence = "has hour=09 and hour=9 for the partition hour=9; keep its rows in one"
+    with pytest.raises(DataRefused, match=sentence):
+        overwrite_files(rows.where("hour = 9"), str(target), "json", {"hour": "9"})
+
+
+def test_a_folder_that_is_not_written_in_full_is_not_taken_for_the_value(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    month = tmp_path / "days" / "d=2024-09"
+    month.mkdir(parents=True)
+    (month / "rows.json").write_text('{"id": 1}', encoding="utf-8")
+    none = spark.sql("select 1 as id, date'2024-09-01' as d where false")
+    sentence = "has d=2024-09 for the partition d=2024-09-01; keep its rows in one"
+    with pytest.raises(DataRefused, match=sentence):
+        overwrite_files(none, str(tmp_path / "days"), "json", {"d": "2024-09-01"})
+    with pytest.raises(WrongUse, match="partition d is '2024-09', which is no value of its type date"):
+        overwrite_files(none, str(tmp_path / "days"), "json", {"d": "2024-09"})
+    assert (month / "rows.json").read_text(encoding="utf-8") == '{"id": 1}'
+    overwrite_files(none, str(tmp_path / "days"), "json", {"d": "2024-09-02"})
+    assert listed(tmp_path / "days") == {"d=2024-09", "d=2024-09-02"}
+
+
+def test_plain_files_hold_microseconds_and_spaces(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.sql(
+        "select '  a ' as text, timestamp'2024-03-01 10:00:00.123456Z' as at, "
+        "timestamp_ntz'2024-03-01 10:00:00.000001' as local"
+    )
+
+    def lines(file_format: str) -> list[str]:
+        overwrite_files(rows, str(tmp_path / file_format), file_format, None)
+        (file,) = (tmp_path / file_format).glob("part-*")
+        return file.read_text(encoding="utf-8").splitlines()
+
+    with setting(spark, "spark.sql.session.timeZone", "Asia/Tokyo"):
+        assert lines("csv") == ["  a ,2024-03-01T10:00:00.123456Z,2024-03-01T10:00:00.000001"]
+        assert lines("json") == [
+            '{"text":"  a ","at":"2024-03-01T10:00:00.123456Z","local":"2024-03-01T10:00:00.000001"}'
+        ]
+
+
+@pytest.mark.parametrize(
+    ("file_format", "query", "kind", "sentence"),
+    [
+        ("csv", "X'FF00' as b", WrongUse, r"csv files can't hold the binary column b; select base64\(b\)"),
+        ("csv", "array(1) as a", WrongUse, "csv files can't hold the rows .*UNSUPPORTED_DATA_TYPE"),
+        (
+            "csv",
+            "concat('a', char(10)) as t",
+            DataRefused,
+            "line break, .* which csv files can't hold; write json",
+        ),
+        ("text", "concat('a', char(13)) as t", DataRefused, "line break, .* which text files can't hold"),
+        ("text", "cast(null as string) as t", DataRefused, "a line is NULL, which text files can't hold"),
+        (
+            "text",
+            "'a' as t, 'b' as u",
+            WrongUse,
+            "text files hold one column, a string; the rows have struct<t:",
+        ),
+        ("text", "1 as t", WrongUse, "text files hold one column, a string; the rows have struct<t:int>"),
+    ],
+)
+def test_what_a_format_can_not_hold_is_refused_and_the_old_files_stay(
+    spark: SparkSession, tmp_path: Path, file_format: str, query: str, kind: type[JobFailed], sentence: str
+) -> None:
+    overwrite_files(spark.sql("select 'old' as t"), str(tmp_path / "lines"), file_format, None)
+    with pytest.raises(kind, match=sentence):
+        overwrite_files(spark.sql(f"select {query}"), str(tmp_path / "lines"), file_format, None)
+    assert_rows(spark.read.text(str(tmp_path / "lines")), [("old",)])
+
+
+def test_a_csv_holds_null_and_json_holds_line_breaks(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.sql("select cast(null as string) as t, 'b' as u")
+    overwrite_files(rows, str(tmp_path / "csv"), "csv", None)
+    assert_rows(spark.read.text(str(tmp_path / "csv")), [(",b",)])
+    overwrite_files(spark.sql("select concat('a', char(10)) as t"), str(tmp_path / "json"), "json", None)
+    assert_rows(spark.read.json(str(tmp_path / "json")), [("a\n",)])
+
+
 def test_spark_alone_loses_the_old_files_when_it_fails(spark: SparkSession, tmp_path: Path) -> None:
     """The trap, and the same failure with the files of the job."""
-    failing = spark.sql("select raise_error('x') as line from range(1)")
+    failing = spark.sql("select cast(raise_error('x') as string) as line from range(1)")
     plain, ours = tmp_path / "plain", tmp_path / "ours"
     for folder in (plain, ours):
         spark.createDataFrame([("old",)], "line string").coalesce(1).write.text(str(folder))
