@@ -64,7 +64,7 @@ from python_jobs.shared.delta.commits import (
     write_once,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
-from python_jobs.shared.files.file_sets import SourceFile, list_files, read_lines, url_path
+from python_jobs.shared.files.file_sets import SourceFile, is_hidden, list_files, read_lines, url_path
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.sql_text import date_literal
@@ -77,6 +77,7 @@ LOADS_PER_PARTITION = 1_000_000
 _COMMIT_ATTEMPTS = 5
 _GRAINS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
 _PARTITION_TYPES = {"date": "date", "hour": "int"}
+_PARTITION = re.compile(r"date=([0-9]{4}-[0-9]{2}-[0-9]{2})(?:/hour=([0-9]{1,2}))?(/.*)?")
 _BRONZE_TYPES = {
     "payload": "string",
     "file_path": "string",
@@ -170,7 +171,10 @@ class LandingFile(SourceFile):
         """Values of the date= and hour= folders it lies in."""
         partition = _partition_of(_folder_of(self))
         if partition is None:
-            raise DataRefused(f"{self.path} lies in a folder that is no date=YYYY-MM-DD/hour=HH")
+            raise DataRefused(
+                f"{self.path} lies in a folder that is no date=YYYY-MM-DD/hour=HH of the source; move it or prefix it "
+                "with '_'"
+            )
         return partition
 
     @property
@@ -181,17 +185,24 @@ class LandingFile(SourceFile):
 
 @lru_cache(maxsize=10_000)  # a landing folder has many files for each of its folders
 def _partition_of(folder: str) -> Mapping[str, Any] | None:
-    """Return the values of the date= and hour= folders in a path; None if one of them is no such value."""
-    names = dict(part.split("=", 1) for part in folder.split("/") if "=" in part)
-    partition: dict[str, Any] = {}
+    """Return the values of the date= and hour= folders in a path; None if a window wouldn't find them there.
+
+    A load of everything and a load of a window must find the same partitions: ``date=20240301`` is none of either.
+    """
+    parts = folder.split("/")
+    if not any(part.startswith("date=") for part in parts):
+        return {}
+    found = _PARTITION.fullmatch(folder)
+    if found is None:
+        return None
+    date, hour, below = found.groups()
+    if any(part.startswith(("date=", "hour=")) for part in (below or "").split("/")):
+        return None
     try:
-        if "date" in names:
-            partition["date"] = dt.date.fromisoformat(names["date"])
-            if "hour" in names:
-                partition["hour"] = dt.time(int(names["hour"])).hour
+        partition: dict[str, Any] = {"date": dt.date.fromisoformat(date)}
+        return partition if hour is None else partition | {"hour": dt.time(int(hour)).hour}
     except ValueError:
         return None
-    return partition
 
 
 @dataclass(frozen=True)
@@ -245,7 +256,7 @@ class Landing:
 
     def __init__(self, spark: SparkSession, source: str) -> None:
         self.folder = HadoopFolder(spark, source)
-        self._hours: dict[str, list[str]] = {}
+        self._hours: dict[str, dict[str, int]] = {}
         if not self.has_folder(""):
             raise WrongUse(f"there is no source folder {source}")
 
@@ -260,14 +271,32 @@ class Landing:
         return [LandingFile(file.file_path, file.path, file.size, file.modified_at) for file in found]
 
     def partition_folders(self, start: dt.datetime, grain: str) -> list[str]:
-        """Return the folders of the landing partition that starts then; ``hour=9`` and ``hour=09`` are equal."""
+        """Return the folders of the landing partition that starts then; ``hour=9`` and ``hour=09`` are equal.
+
+        Raises:
+            DataRefused: a file of the day lies in none of its hours.
+        """
         day = f"date={start:%Y-%m-%d}"
         if grain == "day":
             return [day] if self.has_folder(day) else []
         if day not in self._hours:
-            names = [entry.name for entry in self.folder.entries(day) if entry.is_folder]
-            self._hours[day] = sorted(name for name in names if re.fullmatch(r"hour=[0-9]{1,2}", name))
-        return [f"{day}/{name}" for name in self._hours[day] if int(name.partition("=")[2]) == start.hour]
+            self._hours[day] = self._hours_of(day)
+        return [f"{day}/{name}" for name, hour in self._hours[day].items() if hour == start.hour]
+
+    def _hours_of(self, day: str) -> dict[str, int]:
+        hours = {}
+        entries = [entry for entry in self.folder.entries(day) if not is_hidden(entry.name)]
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            path = f"{day}/{entry.name}"
+            partition = _partition_of(path) if entry.is_folder else None
+            if partition is not None and "hour" in partition:
+                hours[entry.name] = partition["hour"]
+            elif not entry.is_folder or self.files([path]):
+                raise DataRefused(
+                    f"{path} lies in no hour of its day (hour=HH), so no window of hours would load it; move it or "
+                    "prefix it with '_'"
+                )
+        return hours
 
 
 def window_folders(landing: Landing, parameters: Parameters) -> list[str]:

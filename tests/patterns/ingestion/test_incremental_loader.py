@@ -356,6 +356,21 @@ def test_an_hour_is_a_number_not_a_text(feed: Feed) -> None:
     assert_rows(feed.bronze().select("payload", "hour"), [("nine", 9), ("nine too", 9)])
 
 
+@pytest.mark.parametrize("stray", ["late.json", "hour=010/late.json", "hour=24/late.json", "eu/late.json"])
+def test_a_file_that_no_hour_has_refuses_a_window_of_its_day(feed: Feed, stray: str) -> None:
+    feed.land(f"{HOUR_10}/a.json", "a\n")
+    feed.land(f"date=2024-03-01/{stray}", "late\n")
+    with pytest.raises(
+        DataRefused, match=f"date=2024-03-01/{stray.split('/')[0]} lies in no hour of its day"
+    ):
+        feed.load(**WINDOW_10)
+    assert not Path(feed.target).exists()
+    Path(feed.folder, "date=2024-03-01", stray).rename(feed.folder / HOUR_10 / "late.json")
+    feed.land("date=2024-03-01/_notes.txt", "hidden\n")
+    feed.load(**WINDOW_10)
+    assert_rows(feed.bronze().select("payload", "hour"), [("a", 10), ("late", 10)])
+
+
 # --- other layouts ---------------------------------------------------------------------------------------
 
 
@@ -442,6 +457,11 @@ def test_a_folder_that_is_not_there(feed: Feed) -> None:
         ("README.md", "mixes layouts"),
         ("date=2024-13-01/hour=10/a.json", "no date="),
         ("date=2024-03-01/hour=24/a", "no date="),
+        ("date=20240301/hour=10/b.json", "no date="),
+        ("date=2024-W09-5/hour=10/b.json", "no date="),
+        ("date=2024-03-01/hour=010/b.json", "no date="),
+        ("eu/date=2024-03-01/hour=10/b.json", "no date="),
+        ("date=2024-03-01/eu/hour=10/b.json", "no date="),
     ],
 )
 def test_a_file_in_the_wrong_place_is_named(feed: Feed, stray: str, sentence: str) -> None:
