@@ -32,8 +32,8 @@ Submit (available data, then stop)::
         --source lakehouse/bronze/bronze_visits --target lakehouse/silver/silver_visits_parsed \
         --dead_letter lakehouse/silver/silver_visits_dead_letter \
         --checkpoint lakehouse/checkpoints/visits_parsed \
-        --schema "visit_id string, event_time string, page string" \
-        --derive.event_time "try_to_timestamp(event_time)" --derive.event_date "to_date(event_time)" \
+        --schema "visit_id string, event_time timestamp, page string" \
+        --derive.event_date "to_date(event_time)" \
         --partition_by '[event_date]'
 
 Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.

@@ -52,7 +52,7 @@ from typing import Any, Literal
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import TimestampNTZType, TimestampType
+from pyspark.sql.types import StringType, TimestampNTZType, TimestampType
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, given, require_at_least
@@ -68,6 +68,7 @@ from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.postgres.snapshots import PostgresParameters, one_snapshot, quote, time_slices
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, timestamp_literal
+from python_jobs.shared.spark.times import full_timestamp
 
 APP_ID = "lakehouse_patterns.incremental_table_loader"
 
@@ -85,7 +86,8 @@ class Parameters(ProcessingTimeParameters, PostgresParameters):
     delta_column: str
     """Timestamp column with the ingestion time of a row; the event time would miss late rows."""
     delta_expression: str | None = None
-    """SQL expression over the source's columns for the delta column, which the target has in addition."""
+    """SQL expression over the source's columns for the delta column, which the target has in addition; it gives a
+    timestamp, or a text with date and time."""
     from_: str | None = None
     """Start of the window, inclusive."""
     to: str | None = None
@@ -152,10 +154,11 @@ class Source:
 
 
 def with_delta_column(source: DataFrame, delta_column: str, delta_expression: str | None) -> DataFrame:
-    """Return the source with its delta column; an expression is computed as a timestamp, or NULL if it gives none.
+    """Return the source with its delta column; NULL where the text that an expression gives is no full timestamp.
 
     Raises:
-        WrongUse: the column is absent or no timestamp, or the computed column has the name of a source column.
+        WrongUse: the column is absent or no timestamp, the computed column has the name of a source column, or the
+            expression gives neither a timestamp nor a text.
     """
     types = {field.name: field.dataType for field in source.schema}
     if delta_expression is not None:
@@ -163,7 +166,16 @@ def with_delta_column(source: DataFrame, delta_column: str, delta_expression: st
             raise WrongUse(
                 f"the source has a column {delta_column}; give the computed delta column another name"
             )
-        return source.withColumn(delta_column, F.expr(delta_expression).try_cast("timestamp"))
+        rows = source.withColumn(delta_column, F.expr(delta_expression))
+        type_ = rows.select(named_column(delta_column)).schema[0].dataType
+        if isinstance(type_, StringType):
+            return rows.withColumn(delta_column, full_timestamp(identifier(delta_column)))
+        if not isinstance(type_, TimestampType | TimestampNTZType):
+            raise WrongUse(
+                f"delta_expression {delta_expression} gives {type_.simpleString()}; it must give a timestamp, such as "
+                "timestamp_millis(number), or a text with date and time"
+            )
+        return rows.withColumn(delta_column, named_column(delta_column).try_cast("timestamp"))
     if delta_column not in types:
         raise WrongUse(f"the source has no column {delta_column}; it has {', '.join(types)}")
     if not isinstance(types[delta_column], TimestampType | TimestampNTZType):

@@ -162,6 +162,25 @@ def test_the_delta_value_may_be_text_inside_a_raw_column(legacy: Legacy) -> None
     )
 
 
+def test_a_text_or_a_number_is_not_completed_to_a_time(legacy: Legacy) -> None:
+    texts = ["2024-03-01 10:15", "2024-03-01 10:15:00.000001+00:00", "10:15", "2024", "2024-03-01", "2024-03"]
+    rows = legacy.spark.createDataFrame(
+        [(text, 1_709_288_100_000) for text in texts], "value string, ms bigint"
+    )
+    rows.write.format("delta").save(legacy.source)
+    computed = {"delta_column": "ingested_at", "key": ["value"]}
+    assert counts(legacy.load(**computed, delta_expression="value", **hours(10, 11))) == (6, 2, 0, 4)
+    micro = at(10, 15) + dt.timedelta(microseconds=1)
+    loaded = [(texts[0], 1_709_288_100_000, at(10, 15)), (texts[1], 1_709_288_100_000, micro)]
+    assert_rows(legacy.rows(), loaded)
+    assert_rows(legacy.rows("_rejects").select("reason"), [("value is not a timestamp",)] * 4)
+    for expression, type_ in (("ms", "bigint"), ("date'2024-03-01'", "date"), ("ms / 1000", "double")):
+        with pytest.raises(WrongUse, match=f"gives {type_}; it must give a timestamp"):
+            legacy.load(**computed, delta_expression=expression, **hours(10, 11))
+    report = legacy.load(**computed, delta_expression="timestamp_millis(ms)", **hours(10, 11))
+    assert counts(report)[0] == 6
+
+
 # --- changes in the source -------------------------------------------------------------------------------
 
 
