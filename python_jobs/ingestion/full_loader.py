@@ -186,9 +186,8 @@ def load(spark: SparkSession, parameters: Parameters) -> Loaded:
         if database is None:
             rows = read_files(spark, parameters, files)
         else:
-            rows = with_schema(
-                database.read(given(parameters.table, "table")), parse_schema(parameters.schema)
-            )
+            read = database.read(given(parameters.table, "table"), numerics_as_text=True)
+            rows = with_schema(read, parse_schema(parameters.schema))
         note = {"version": parameters.version_name, "source": identity}
         return Loaded(replace_table(spark, rows, parameters.version_table, note), is_new=True)
 

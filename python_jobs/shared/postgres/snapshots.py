@@ -18,11 +18,14 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from python_jobs.shared.core.failures import JobFailed, WrongUse, given
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, given
 from python_jobs.shared.core.intervals import Interval
+from python_jobs.shared.spark.job import RECORD_REFUSED, unreadable_file
 from python_jobs.shared.spark.jvm import jvm
+from python_jobs.shared.spark.sql_text import named_column
 
 FETCH_ROWS = 10_000
 
@@ -109,16 +112,22 @@ class Snapshot:
     access: PostgresAccess
     id: str
     """The snapshot's id, as returned by pg_export_snapshot()."""
+    connection: Any
+    """The java.sql.Connection that holds the snapshot."""
 
-    def read(self, table: str, conditions: Sequence[str] = ()) -> DataFrame:
+    def read(self, table: str, conditions: Sequence[str] = (), numerics_as_text: bool = False) -> DataFrame:
         """Return the rows of a table, a view or ``(query) as name``.
 
         Args:
             table: table, view or query, as in SQL's from clause.
             conditions: where clauses, one connection each; a row that meets two is returned twice. Default: all
                 rows, over one connection.
+            numerics_as_text: whether ``numeric`` columns that no decimal of Spark holds for certain (no precision,
+                or more than 38 digits) are texts with all their digits. Default: decimal(38,18).
 
-        ``timestamp`` columns become timestamp_ntz: Spark's default would read them as the JVM's local time.
+        ``timestamp`` columns become timestamp_ntz: Spark's default would read them as the JVM's local time. ``time``
+        columns become texts. Evaluating a row fails (``RECORD_REFUSED``) where the driver would change a value:
+        infinity, a year outside of 1 to 9999, NaN, a decimal that would be rounded, an array of arrays.
         """
         adopt = [_READ_ONLY, f"set transaction snapshot '{self.id}'", "set local time zone 'UTC'"]
         properties = {
@@ -132,8 +141,118 @@ class Snapshot:
             # Spark would push down times without their zone; the caller passes its own conditions.
             "pushDownPredicate": "false",
         }
-        return self.spark.read.jdbc(
-            self.access.url, table, predicates=list(conditions) or ["true"], properties=properties
+        columns = self._columns(table, numerics_as_text)
+        extra = [f"{sql} as {quote(alias)}" for column in columns for alias, sql in column.selected.items()]
+        read = (
+            f"(select {', '.join(['*', *extra])} from {table}) as lakehouse_patterns_read" if extra else table
+        )
+        rows = self.spark.read.jdbc(
+            self.access.url, read, predicates=list(conditions) or ["true"], properties=properties
+        )
+        return rows.select(*(column.checked() for column in columns))
+
+    def _columns(self, table: str, numerics_as_text: bool) -> list[_Column]:
+        """Return the columns of a table, a view or a query."""
+        result = self.connection.createStatement().executeQuery(f"select * from {table} where false")
+        of = result.getMetaData()
+        return [
+            _Column(
+                i,
+                of.getColumnLabel(i),
+                of.getColumnTypeName(i),
+                of.getPrecision(i),
+                of.getScale(i),
+                numerics_as_text,
+            )
+            for i in range(1, of.getColumnCount() + 1)
+        ]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of PostgreSQL, and the way to read it without loss."""
+
+    position: int
+    name: str
+    type_name: str
+    """Type as PostgreSQL names it; that of an array begins with an underscore."""
+    precision: int
+    scale: int
+    numeric_as_text: bool
+
+    @property
+    def _element(self) -> str:
+        return self.type_name.removeprefix("_")
+
+    @property
+    def _is_array(self) -> bool:
+        return self.type_name.startswith("_")
+
+    @property
+    def _is_exact_numeric(self) -> bool:
+        return 0 < self.precision <= 38 and 0 <= self.scale <= self.precision
+
+    @property
+    def _is_text(self) -> bool:
+        is_long = self._element == "numeric" and self.numeric_as_text and not self._is_exact_numeric
+        return is_long or self._element in ("time", "timetz")
+
+    @property
+    def _condition(self) -> str | None:
+        """The condition, on ``{}``, under which the driver and Spark don't change a value; None: they never do."""
+        if self._is_text:
+            return None
+        if self._element == "numeric":
+            return "{0} <> 'NaN'" if self._is_exact_numeric else "abs({0}) < 1e20 and {0} = round({0}, 18)"
+        if self._element in ("date", "timestamp", "timestamptz"):
+            return "{0} >= '0001-01-01' and {0} < '10000-01-01'"  # infinity is outside
+        return None
+
+    @property
+    def selected(self) -> dict[str, str]:
+        """The expressions that are read in place of the column, by alias; none: the column itself is read."""
+        column, condition = quote(self.name), self._condition
+        if condition is not None:
+            condition = condition.format("element" if self._is_array else column)
+        if self._is_array:
+            flat = f"coalesce(array_ndims({column}), 1) = 1"
+            every = f"not exists (select from unnest({column}) as elements(element) where not ({condition}))"
+            condition = flat if condition is None else f"{flat} and {every}"
+        type_ = "text" if self._is_text else None
+        if self._element == "numeric" and self._is_exact_numeric:
+            type_ = f"numeric({self.precision},{self.scale})"  # a case has no precision
+        cast = f"::{type_}{'[]' if self._is_array else ''}" if type_ else ""
+        if condition is None:
+            return {self._value: f"{column}{cast}"} if cast else {}
+        return {
+            self._value: f"(case when {condition} then {column} end){cast}",
+            self._refused: f"case when not ({condition}) then left({column}::text, 100) end",
+        }
+
+    @property
+    def _value(self) -> str:
+        return f"lakehouse_patterns_value_{self.position}"
+
+    @property
+    def _refused(self) -> str:
+        return f"lakehouse_patterns_refused_{self.position}"
+
+    def checked(self) -> Column:
+        """Return the column of what was read; evaluating a value that is refused fails."""
+        selected = self.selected
+        value = named_column(self._value if selected else self.name)
+        if self._refused not in selected:
+            return value.alias(self.name)
+        message = F.concat(
+            F.lit(f"{RECORD_REFUSED}column {self.name} holds "),
+            F.col(self._refused),
+            F.lit(
+                f", which Spark's type for {self._element} can't hold; leave the row out, or round the value or "
+                "cast it to text in a query: '(select ...) as name'"
+            ),
+        )
+        return (
+            F.when(F.col(self._refused).isNotNull(), F.raise_error(message)).otherwise(value).alias(self.name)
         )
 
 
@@ -143,6 +262,7 @@ def one_snapshot(spark: SparkSession, access: PostgresAccess) -> Iterator[Snapsh
 
     Raises:
         WrongUse: the password's variable or file doesn't exist.
+        DataRefused: a value that is read can't be held without a change.
         JobFailed: PostgreSQL can't be reached, refuses, or goes away; one sentence, without the password.
     """
     connection = _connect(spark, access)
@@ -152,8 +272,10 @@ def one_snapshot(spark: SparkSession, access: PostgresAccess) -> Iterator[Snapsh
         statement.execute(f"{_READ_ONLY}; set local idle_in_transaction_session_timeout = 0")
         result = statement.executeQuery("select pg_export_snapshot()")
         result.next()
-        yield Snapshot(spark, access, str(result.getString(1)))
+        yield Snapshot(spark, access, str(result.getString(1)), connection)
     except (PySparkException, Py4JJavaError) as failure:
+        if RECORD_REFUSED in str(failure):
+            raise DataRefused(f"{unreadable_file(failure)}; nothing was loaded") from None
         said = _server_message(failure)
         if said is None:
             raise

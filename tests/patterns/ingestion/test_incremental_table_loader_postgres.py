@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from python_jobs.ingestion import incremental_table_loader
 from python_jobs.ingestion.incremental_table_loader import Parameters, run
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.core.intervals import Interval
 from python_jobs.shared.delta.tables import table_exists
+from python_jobs.shared.files.sources import parse_schema, with_schema
 from python_jobs.shared.postgres.snapshots import PostgresAccess, one_snapshot, time_slices
 from python_jobs.shared.spark.job import run_job
 from services.postgres import Database, Postgres
@@ -187,6 +189,79 @@ def test_parallel_backfill_equals_the_sequential_one(legacy: Legacy) -> None:
         legacy.load(**window)
     assert len(parallel) == 9
     assert_rows(legacy.rows(), parallel, legacy.rows().columns)
+
+
+REFUSED = {
+    # value as SQL: the type that Spark reads it as; None: the value is refused
+    "timestamptz 'infinity'": None,
+    "timestamptz '-infinity'": None,
+    "timestamp 'infinity'": None,
+    "date 'infinity'": None,
+    "date '0044-03-15 BC'": None,
+    "timestamptz '10000-01-01 00:00+00'": None,
+    "array[timestamptz 'infinity']": None,
+    "0.1234567890123456789012345::numeric": None,
+    "1234567890123456789012345678901234567890.5::numeric(50,10)": None,
+    "'NaN'::numeric": None,
+    "'NaN'::numeric(10,2)": None,
+    "array[0.1234567890123456789]::numeric[]": None,
+    "array[[1,2],[3,4]]": None,
+    "timestamptz '9999-12-31 23:59:59.999999+00'": ("timestamp", "9999-12-31 23:59:59.999999"),
+    "timestamp '0001-01-01 00:00'": ("timestamp_ntz", "0001-01-01 00:00:00"),
+    "date '1500-01-01'": ("date", "1500-01-01"),
+    "0.123456789012345678::numeric": ("decimal(38,18)", "0.123456789012345678"),
+    "1.10::numeric(10,2)": ("decimal(10,2)", "1.10"),
+    "array[1.10, null]::numeric(10,2)[]": ("array<decimal(10,2)>", "[1.10, null]"),
+    "time '10:00:00.123456'": ("string", "10:00:00.123456"),
+    "timetz '10:00+02'": ("string", "10:00:00+02"),
+    "array[time '24:00', null]": ("array<string>", "[24:00:00, null]"),
+    "null::timestamptz": ("timestamp", None),
+}
+TEXTS = {
+    # value as SQL: the type that is declared, the value that is loaded; None: it is refused
+    "0.1234567890123456789012345::numeric": ("string", "0.1234567890123456789012345"),
+    "1234567890123456789012345678901234567890.5::numeric(50,10)": (
+        "string",
+        "1234567890123456789012345678901234567890.5000000000",
+    ),
+    "array[0.1234567890123456789]::numeric[]": ("array<string>", "[0.1234567890123456789]"),
+    "5.00::numeric": ("int", "5"),
+    "1.25::numeric": ("decimal(38,18)", "1.250000000000000000"),
+    "0.1234567890123456789::numeric": ("decimal(38,18)", None),
+    "'NaN'::numeric": ("decimal(38,18)", None),
+    "time '10:00'": ("timestamp", None),
+    "timestamp '2024-03-01 00:00'": ("date", "2024-03-01"),
+    "9223372036854775807": ("double", None),
+}
+
+
+def test_a_value_that_the_driver_would_change_is_refused(legacy: Legacy) -> None:
+    access = PostgresAccess(legacy.database.jdbc_url, legacy.database.user, PASSWORD)
+
+    def read(value: str, declared: str | None) -> tuple[str, str | None]:
+        with one_snapshot(legacy.spark, access) as snapshot:
+            rows = snapshot.read(f"(select {value} as a) as one", numerics_as_text=declared is not None)
+            rows = rows if declared is None else with_schema(rows, parse_schema(f"a {declared}"))
+            ((held,),) = rows.select(F.col("a").cast("string")).collect()
+            return rows.dtypes[0][1], held
+
+    stories = [(value, None, wanted) for value, wanted in REFUSED.items()]
+    stories += [(value, type_, text and (type_, text)) for value, (type_, text) in TEXTS.items()]
+    for value, declared, wanted in stories:
+        if wanted is None:
+            with pytest.raises(DataRefused, match=r"^column a holds .*; nothing was loaded$"):
+                read(value, declared)
+        else:
+            assert read(value, declared) == wanted, value
+
+
+def test_a_window_with_a_value_that_the_driver_would_change_is_not_loaded(legacy: Legacy) -> None:
+    legacy.add(("v1", at(10)))
+    legacy.database.execute("update visits set event_time = 'infinity'")
+    with pytest.raises(DataRefused, match=r"column event_time holds infinity, .*; nothing was loaded$"):
+        legacy.load(**hours(10, 11))
+    legacy.database.execute("update visits set event_time = '2024-03-01 08:50'")
+    assert counts(legacy.load(**hours(10, 11))) == (1, 1, 0, 0)
 
 
 # --- one moment ------------------------------------------------------------------------------------------
