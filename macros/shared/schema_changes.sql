@@ -98,9 +98,31 @@
         {%- do definitions.append(structs[name] ~ '.' ~ definition) if name in structs -%}
     {%- endfor -%}
     {%- if definitions -%}
+        {%- do lakehouse_patterns.enable_features(relation, added) -%}
         {%- do run_query('alter table ' ~ relation ~ ' add columns (' ~ (definitions | join(', ')) ~ ')') -%}
     {%- endif -%}
     {{ return(types) }}
+{% endmacro %}
+
+
+{% macro features_of(types) %}
+    {#- Delta enables a timestamp without time zone by itself in a new table alone. -#}
+    {%- for type in types.values() if modules.re.search('(^|[<,:])timestamp_ntz($|[,>])', type) -%}
+        {{ return({'delta.feature.timestampNtz': 'supported'}) }}
+    {%- endfor -%}
+    {{ return({}) }}
+{% endmacro %}
+
+
+{% macro enable_features(relation, types) %}
+    {#- Of a table that is there, before it gets columns of such types. -#}
+    {%- set features = lakehouse_patterns.features_of(types) -%}
+    {%- if features -%}
+        {%- set stored = lakehouse_patterns.table_properties(relation) -%}
+        {%- if features | reject('in', stored) | list -%}
+            {%- do run_query('alter table ' ~ relation ~ ' set ' ~ lakehouse_patterns.property_list(features)) -%}
+        {%- endif -%}
+    {%- endif -%}
 {% endmacro %}
 
 

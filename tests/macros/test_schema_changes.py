@@ -33,6 +33,12 @@ FILLING = {
     "filled_audited": "src string default 'web', number bigint generated always as identity, "
     "twice int generated always as (id * 2)",
 }
+# The first run has a column of timestamps without time zone already.
+LOCAL = {
+    "local_audited": "materialized='awap', meta={'lakehouse_patterns': {'awap': {'period': 'id', 'audits': "
+    "[{'name': 'first', 'type': 'record', 'valid_when': 'id < 2', 'outcome': 'dispatch', "
+    "'max_invalid_share': 1}]}}}"
+}
 TEXTS = {
     "texts_overwritten": OVERWRITTEN,
     "texts_audited": AUDITED,
@@ -52,10 +58,14 @@ def grown(make_project: Callable[..., DbtProject]) -> DbtProject:
         dict.fromkeys(MODELS, "select * from {{ source('raw', 'growing') }}")
         | dict.fromkeys(FILLED, "select id, note from {{ source('raw', 'growing') }}")
         | dict.fromkeys(TEXTS, "select * from {{ source('raw', 'texts') }}")
+        | dict.fromkeys(
+            LOCAL,
+            "select id, timestamp_ntz'2026-01-05 10:00:00' as local from {{ source('raw', 'growing') }}",
+        )
     )
     files = {
         f"models/{name}.sql": f"{{{{ config({config}) }}}}\n{queries[name]}"
-        for name, config in (MODELS | FILLED | TEXTS).items()
+        for name, config in (MODELS | FILLED | TEXTS | LOCAL).items()
     }
     project = make_project(files | {"models/sources.yml": SOURCES})
     project.source("growing", project.spark.sql("select 1 as id, 'first' as note, 7 as old"))
@@ -70,8 +80,11 @@ def grown(make_project: Callable[..., DbtProject]) -> DbtProject:
     )
     project.spark.sql(f"insert into {texts} values (1, timestamp'2026-01-05', 'ab', 'cd')")
     project.run("run")
-    project.spark.sql(f"alter table {texts} add columns (more varchar(5))")
-    project.spark.sql(f"update {texts} set more = 'new', at = timestamp'2026-01-06'")
+    project.spark.sql(f"alter table {texts} set tblproperties ('delta.feature.timestampNtz' = 'supported')")
+    project.spark.sql(f"alter table {texts} add columns (more varchar(5), local timestamp_ntz)")
+    project.spark.sql(
+        f"update {texts} set more = 'new', local = '2026-01-05 10:00:00', at = timestamp'2026-01-06'"
+    )
     project.source(
         "growing",
         project.spark.sql(
@@ -109,6 +122,18 @@ def test_char_and_varchar_are_the_string_that_the_table_has(grown: DbtProject, n
     assert types == {"short": "string", "fixed": "string", "more": "string"}
     current = rows.where("is_current") if name == "texts_history" else rows
     assert_rows(current.select("id", "short", "fixed", "more"), [(1, "ab", "cd  ", "new")])
+
+
+def test_a_timestamp_without_time_zone_is_added_to_a_table_that_has_none(grown: DbtProject) -> None:
+    for name in TEXTS:
+        rows = grown.table(name).where("local is not null").selectExpr("id", "string(local)")
+        assert_rows(rows, [(1, "2026-01-05 10:00:00")])
+
+
+def test_rejected_rows_have_timestamps_without_time_zone_from_the_first_run_on(grown: DbtProject) -> None:
+    local = "2026-01-05 10:00:00"
+    assert_rows(grown.table("local_audited").selectExpr("id", "string(local)"), [(1, local)])
+    assert_rows(grown.table("local_audited__rejects").selectExpr("id", "string(local)"), [(2, local)])
 
 
 def test_without_the_option_other_columns_are_refused_and_the_table_stays(grown: DbtProject) -> None:

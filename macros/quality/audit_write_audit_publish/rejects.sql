@@ -34,7 +34,7 @@
             select {{ lakehouse_patterns.selected_by_name(stored, types) | join(', ') }}
             {%- else -%}
             create or replace table {{ rejects }}
-            {{ lakehouse_patterns._awap_clauses({}) }}
+            {{ lakehouse_patterns._awap_clauses(types, {}) }}
             {{ lakehouse_patterns._awap_location(rejects) }}
             as
             select *

@@ -14,7 +14,7 @@
     ) -%}
     {%- call statement('stage') -%}
         create or replace table {{ staging }}
-        {{ lakehouse_patterns._awap_clauses({
+        {{ lakehouse_patterns._awap_clauses(scope.types, {
             'delta.dataSkippingNumIndexedCols': '0', 'lakehouse_patterns.staged_by': invocation_id
         }) }}
         as
@@ -67,11 +67,16 @@
 {% endmacro %}
 
 
-{% macro _awap_clauses(own) %}
-    {#- Staged and rejected rows have the model's columns, whose names may need the mapping that the model's table has. -#}
+{% macro _awap_clauses(types, own) %}
+    {#-
+        Staged and rejected rows have the model's columns, whose names may need the mapping that the model's table has, and
+        whose types a table that is replaced must allow.
+    -#}
     {%- set mapping = 'delta.columnMapping.mode' -%}
     {%- set given = (config.get('tblproperties') or {}).get(mapping) -%}
-    {{ return(lakehouse_patterns.table_clauses({'tblproperties': {mapping: given} if given else {}}, own)) }}
+    {{ return(lakehouse_patterns.table_clauses(
+        {'tblproperties': {mapping: given} if given else {}}, dict(own, **lakehouse_patterns.features_of(types))
+    )) }}
 {% endmacro %}
 
 
