@@ -7,7 +7,7 @@
     on-run-end hook, dbt's last step, and writes the row when every model and test of the dataset passed; other nodes
     don't count. A run that dies in between leaves no row. A run that builds only some of the dataset's tables
     (`--select`, `dbt retry`) leaves no row either, because the other tables are older than their sources. `--empty`
-    leaves no row, because its tables have no rows. A run that builds none of the tables, because a model above them
+    leaves no row, because its tables have no rows, and neither does `--sample`, whose tables have a part of them. A run that builds none of the tables, because a model above them
     failed, gives the row its name back.
 -#}
 
@@ -57,6 +57,9 @@
         {%- endfor -%}
         {%- if invocation_args_dict.get('empty') -%}
             {%- do reasons.append('--empty builds no rows') -%}
+        {%- endif -%}
+        {%- if lakehouse_patterns.is_sample_run() -%}
+            {%- do reasons.append('--sample builds a part of the rows') -%}
         {%- endif -%}
         {#-
             Tables left out by --exclude do not belong to the dataset. --select builds a part of the dataset, and so does

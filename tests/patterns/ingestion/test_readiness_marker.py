@@ -496,6 +496,7 @@ def builds(make_project: Callable[..., DbtProject]) -> Iterator[Builds]:
     builds.build("last node fails", [21], fails=True)
     builds.build("retried", [1], command="retry")
     builds.build("empty", [1], "--empty")
+    builds.build("sample", [1], "--sample", "1 day")
     builds.build("failing test", [99], fails=True)
     ledger = f"{builds.project.schema}.observability_readiness"
     killed = (
@@ -566,6 +567,11 @@ def test_a_retry_builds_a_part_and_leaves_no_marker(builds: Builds) -> None:
 def test_a_build_without_rows_leaves_no_marker(builds: Builds) -> None:
     assert builds.statuses["empty"].items() >= {"revenue": "success", "customers": "success"}.items()
     assert builds.ledgers["empty"] == []
+
+
+def test_a_build_of_a_sample_leaves_no_marker(builds: Builds) -> None:
+    assert builds.statuses["sample"].items() >= {"revenue": "success", "customers": "success"}.items()
+    assert builds.ledgers["sample"] == []
 
 
 def test_consumers_of_a_published_dataset(builds: Builds, spark: SparkSession) -> None:
