@@ -7,8 +7,8 @@
     on-run-end hook, dbt's last step, and writes the row when every model and test of the dataset passed; other nodes
     don't count. A run that dies in between leaves no row. A run that builds only some of the dataset's tables
     (`--select`, `dbt retry`) leaves no row either, because the other tables are older than their sources. `--empty`
-    leaves no row, because its tables have no rows, and neither does `--sample`, whose tables have a part of them. A run that builds none of the tables, because a model above them
-    failed, gives the row its name back.
+    leaves no row, because its tables have no rows, and neither does `--sample`, whose tables have a part of them. A run
+    that builds none of the tables, because a model above them failed, gives the row its name back.
 -#}
 
 {% macro withdraw_readiness(dataset, location_root=none) %}
