@@ -79,7 +79,7 @@ def audited(n: Names, **others: Any) -> dict[str, Any]:
     """Return what Audit-Write-Audit-Publish's macros look at."""
     scope = {
         "staged": "odd",
-        "rows": "odd",
+        "rows": "(select *, array_compact(array(cast(null as string))) as lakehouse_patterns_rejected_by from odd)",
         "types": types(n),
         "period": q(n[2]),
         "type": "date",
