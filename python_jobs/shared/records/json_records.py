@@ -3,24 +3,27 @@
 What a reader of JSON lines promises (``tests/patterns/error_management/test_dead_letter.py``):
 
 * a line is *unparsable* when it isn't exactly one JSON object in UTF-8: text, a truncated object, an array, ``null``,
-  two objects glued together, anything after the closing brace, bytes that are no UTF-8;
+  two objects glued together, anything after the closing brace, bytes that are no UTF-8, an object that has a name
+  twice, at any depth;
 * a value that the field's type can't hold exactly becomes NULL in its own field only, at any depth, and is named in
   ``unreadable``: a text in a boolean, integer or float field, a fraction in an integer field, a decimal that would be
-  rounded, a date without time in a timestamp field (:mod:`python_jobs.shared.records.values`);
+  rounded, a date without time in a timestamp field (:mod:`python_jobs.shared.records.values`), a value of another shape
+  where an object, array or map is declared;
 * a number or boolean in a string field is read as it is written (``1.10`` stays ``1.10``); an object or array there
   is a wrong type.
 
 ``from_json`` alone promises none of it: it stops reading after the first object, rounds, completes times by today's
 date, and hands numbers to a string field through a double. So the line is parsed as the first element of an array
 that must end with an element of ours, with all numbers and booleans quoted and marked, and every field as a text. A
-string that starts like an object or array is looked up in the payload, which is rare and therefore cheap.
+line is parsed again only where a string begins like an object or array, and where a declared object, array or map is
+absent though its name is in the line.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +42,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    VariantType,
 )
 
 from python_jobs.shared.core.failures import WrongUse
@@ -60,6 +64,7 @@ UNREADABLE = "unreadable_fields"
 """Names of the fields whose value is there and isn't of the field's type; they are NULL."""
 
 _RECORD = "__record"
+_OTHERS = "__fields_of_another_shape"
 _END = "__end_of_line"
 _SCHEMA_FILES = {".ddl", ".sql", ".json", ".yml", ".yaml"}
 # Strict JSON: Spark's defaults also take single quotes and NaN.
@@ -123,24 +128,40 @@ def _from_ddl(ddl: str, given_as: str) -> StructType:
 def json_object(payload: Column, schema: StructType) -> Column:
     """Return the fields of a JSON line as texts (:func:`typed_fields` types them); NULL if it isn't one object."""
     element = StructType([*_texts_of(schema).fields, StructField(_END, BooleanType())])
-    # Numbers and booleans become texts with a mark: from_json would change the digits of some.
-    quoted = F.replace(F.regexp_replace(payload, _TOKENS, f'$1$2"{_MARK}$3"'), F.lit(f'"{_MARK}"'), F.lit(""))
-    line = F.concat(F.lit("["), quoted, F.lit(f',{{"{_END}":true}}]'))
-    array = F.from_json(line, ArrayType(element), _OPTIONS)
-    parsed = F.when(F.is_valid_utf8(payload) & ~payload.rlike(_HOLDS_MARK), array)
+    array = _elements(payload, element)
+    # The parser of variants alone refuses a repeated name.
+    is_one = F.is_valid_utf8(payload) & ~payload.rlike(_HOLDS_MARK) & F.try_parse_json(payload).isNotNull()
+    parsed = F.when(is_one, array)
     # One look at the array: Spark would parse the line again for each.
     one = F.filter(F.array(parsed), lambda a: (F.size(a) == 2) & F.get(a, 0).isNotNull() & F.get(a, 1)[_END])
     return F.get(F.get(one, 0), 0)
 
 
-def _texts_of(type_: DataType) -> Any:
+def _elements(payload: Column, element: StructType) -> Column:
+    """Return what the line holds as an array, with an element of ours at its end."""
+    # Numbers and booleans become texts with a mark: from_json would change the digits of some.
+    quoted = F.replace(F.regexp_replace(payload, _TOKENS, f'$1$2"{_MARK}$3"'), F.lit(f'"{_MARK}"'), F.lit(""))
+    line = F.concat(F.lit("["), quoted, F.lit(f',{{"{_END}":true}}]'))
+    return F.from_json(line, ArrayType(element), _OPTIONS)
+
+
+def _texts_of(type_: DataType, levels: int | None = None, text: DataType | None = None) -> Any:
+    """Return a type with a string, or ``text``, for each atomic one.
+
+    Args:
+        levels: number of levels that stay; a struct, an array or a map below them is a string. Default: all.
+    """
+    below = None if levels is None else levels - 1
+    if levels == 0:
+        return StringType()
     if isinstance(type_, StructType):
-        return StructType([StructField(field.name, _texts_of(field.dataType)) for field in type_.fields])
+        fields = [StructField(field.name, _texts_of(field.dataType, below, text)) for field in type_.fields]
+        return StructType(fields)
     if isinstance(type_, ArrayType):
-        return ArrayType(_texts_of(type_.elementType))
+        return ArrayType(_texts_of(type_.elementType, below, text))
     if isinstance(type_, MapType):
-        return MapType(StringType(), _texts_of(type_.valueType))
-    return StringType()
+        return MapType(StringType(), _texts_of(type_.valueType, below, text))
+    return text or StringType()
 
 
 def with_fields(records: DataFrame, schema: StructType, payload: Column) -> DataFrame:
@@ -150,15 +171,19 @@ def with_fields(records: DataFrame, schema: StructType, payload: Column) -> Data
     """
     rows = records.withColumn(_RECORD, json_object(payload, schema))
     rows = rows.withColumn(TYPED, _typed(F.col(_RECORD), schema))
-    rows = rows.withColumn(TYPED, _without_nested_texts(F.col(TYPED), schema, payload))
+    rows = rows.withColumn(TYPED, _without_nested_texts(F.col(TYPED), F.col(_RECORD), schema, payload))
+    rows = rows.withColumn(_OTHERS, _other_shapes(F.col(_RECORD), schema, payload))
     texts, typed = F.col(_RECORD), F.col(TYPED)
     unreadable = [
-        F.when(_is_unreadable(texts[f.name], typed[f.name], f.dataType, f.name, payload), f.name)
+        F.when(
+            _is_unreadable(texts[f.name], typed[f.name], f.dataType) | F.array_contains(_OTHERS, f.name),
+            f.name,
+        )
         for f in schema.fields
     ]
     found = F.when(typed.isNotNull(), F.array_compact(F.array(*unreadable))) if unreadable else F.array()
     nothing = F.array().cast("array<string>")
-    return rows.withColumn(UNREADABLE, F.coalesce(found.cast("array<string>"), nothing))
+    return rows.withColumn(UNREADABLE, F.coalesce(found.cast("array<string>"), nothing)).drop(_OTHERS)
 
 
 def _typed(text: Column, type_: DataType) -> Column:
@@ -189,40 +214,96 @@ def _unmarked(token: Column) -> Column:
     return token.substr(2, 2**31 - 1)
 
 
-def _is_unreadable(text: Column, value: Column, type_: DataType, path: str | None, payload: Column) -> Column:
-    """Return whether a value is there that isn't of its type."""
+def _is_unreadable(text: Column, value: Column, type_: DataType) -> Column:
+    """Return whether a text is there, at any depth, that isn't a value of its type."""
+    inside = F.lit(False)
     if isinstance(type_, ArrayType | MapType):
-        inner = type_.elementType if isinstance(type_, ArrayType) else type_.valueType
+        inner = _inner(type_)
         pair = (text, value) if isinstance(type_, ArrayType) else (F.map_values(text), F.map_values(value))
-        inside = F.exists(
-            F.zip_with(*pair, lambda t, v: _is_unreadable(t, v, inner, None, payload)), lambda b: b
-        )
-        return F.coalesce(inside, _is_other(text, path, payload))
+        inside = _holds(F.zip_with(*pair, lambda t, v: _is_unreadable(t, v, inner)))
     if isinstance(type_, StructType):
-        children = [
-            _is_unreadable(
-                text[field.name],
-                value[field.name],
-                field.dataType,
-                None if path is None else f"{path}']['{field.name}",
-                payload,
-            )
+        inside = _any(_is_unreadable(text[f.name], value[f.name], f.dataType) for f in type_.fields)
+    return (text.isNotNull() & value.isNull()) | inside
+
+
+def _inner(type_: ArrayType | MapType) -> DataType:
+    return type_.elementType if isinstance(type_, ArrayType) else type_.valueType
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    return functools.reduce(operator.or_, conditions, F.lit(False))
+
+
+def _holds(conditions: Column) -> Column:
+    return F.coalesce(F.exists(conditions, lambda holds: holds), F.lit(False))
+
+
+def _other_shapes(record: Column, schema: StructType, payload: Column) -> Column:
+    """Return the names of fields that hold, at any depth, a value of another shape than their struct, array or map.
+
+    ``from_json`` gives NULL for such a value. Where a struct, an array or a map is absent though its name is in the
+    line, or may be, the line is parsed again with a string in its place: a string takes a value of any shape.
+    """
+    nested = [field for field in schema.fields if _depth(field.dataType)]
+    if not nested:
+        return F.array().cast("array<string>")
+    may_be = _any(_may_be_other(record[field.name], field.dataType, field.name, payload) for field in nested)
+    depths = range(max(_depth(field.dataType) for field in nested))
+    found = [
+        F.when(_is_other(record[field.name], parsed[field.name], field.dataType, depth), field.name)
+        for depth in depths
+        for parsed in [F.get(_elements(payload, _texts_of(schema, depth + 1)), 0)]
+        for field in nested
+        if depth < _depth(field.dataType)
+    ]
+    return F.when(record.isNotNull() & may_be, _interpreted(F.array_compact(F.array(*found))))
+
+
+def _interpreted(value: Column) -> Column:
+    """Return a value by a higher-order function, which Spark interprets.
+
+    In the generated code a large expression would make the method too long for the JIT compiler, and every row slow.
+    """
+    return F.get(F.transform(F.array(F.lit(0)), lambda _: value), 0)
+
+
+def _depth(type_: DataType) -> int:
+    """Return how many structs, arrays and maps a type has within each other."""
+    if isinstance(type_, StructType):
+        return 1 + max((_depth(field.dataType) for field in type_.fields), default=0)
+    return 1 + _depth(_inner(type_)) if isinstance(type_, ArrayType | MapType) else 0
+
+
+def _may_be_other(text: Column, type_: DataType, name: str, payload: Column) -> Column:
+    """Return whether a struct, an array or a map is absent, and its name in the line or written with an escape."""
+    absent = text.isNull() & (payload.contains(f'"{name}"') | payload.contains("\\"))
+    if isinstance(type_, StructType):
+        fields = [field for field in type_.fields if _depth(field.dataType)]
+        return absent | _any(
+            _may_be_other(text[field.name], field.dataType, field.name, payload) for field in fields
+        )
+    inner = _inner(type_) if isinstance(type_, ArrayType | MapType) else None
+    if inner is None or not _depth(inner):
+        return absent
+    values = text if isinstance(type_, ArrayType) else F.map_values(text)
+    return absent | _holds(F.transform(values, lambda value: _may_be_other(value, inner, name, payload)))
+
+
+def _is_other(text: Column, parsed: Column, type_: DataType, depth: int) -> Column:
+    """Return whether a value at this depth is absent from the texts, and there where a string stands for it."""
+    if depth == 0:
+        return text.isNull() & parsed.isNotNull()
+    if isinstance(type_, StructType):
+        return _any(
+            _is_other(text[field.name], parsed[field.name], field.dataType, depth - 1)
             for field in type_.fields
-        ]
-        inside = functools.reduce(operator.or_, children, F.lit(False))
-        return F.when(text.isNotNull(), inside).otherwise(_is_other(text, path, payload))
-    return text.isNotNull() & value.isNull()
-
-
-def _is_other(text: Column, path: str | None, payload: Column) -> Column:
-    """Return whether an absent object, array or map is one that has another shape; the payload alone tells."""
-    if path is None:
-        return F.lit(False)
-    name = path.rsplit("'", 1)[-1]
-    kind = F.schema_of_variant(F.try_variant_get(F.try_parse_json(payload), f"$['{path}']", "variant"))
-    return F.when(
-        text.isNull() & payload.contains(f'"{name}"'), F.coalesce(kind != "VOID", F.lit(False))
-    ).otherwise(F.lit(False))
+            if _depth(field.dataType) >= depth
+        )
+    if isinstance(type_, ArrayType | MapType):
+        inner = _inner(type_)
+        pair = (text, parsed) if isinstance(type_, ArrayType) else (F.map_values(text), F.map_values(parsed))
+        return _holds(F.zip_with(*pair, lambda t, p: _is_other(t, p, inner, depth - 1)))
+    return F.lit(False)
 
 
 def parse_records(
@@ -299,49 +380,57 @@ def _check_names(
         raise WrongUse(f"required columns are neither in the schema nor derived: {', '.join(unknown)}")
 
 
-def _without_nested_texts(record: Column, type_: StructType, payload: Column) -> Column:
-    """Return ``record`` with NULL in each string field that the JSON gives an object or array.
+def _without_nested_texts(typed: Column, record: Column, schema: StructType, payload: Column) -> Column:
+    """Return the typed fields with NULL for each string, at any depth, that the JSON gives an object or array.
 
-    ``from_json`` hands their JSON text to the field. Only the payload tells that from a string of the same text,
-    and only a text that begins like one is worth the look. Strings inside arrays and maps are left as they are:
-    their place in the payload varies by row.
+    ``from_json`` hands their JSON text to the string. Only a text that begins like one is worth the look: the line is
+    parsed again with variants, which know what they were, in place of strings.
     """
-    texts = list(_texts(record, type_))
-    if not texts:
-        return record
-    looks_nested = functools.reduce(operator.or_, map(_looks_nested, texts))
-    # The look is wrapped in a higher-order function, which Spark interprets: in the generated code its size would
-    # make the method too long for the JIT compiler, and every row slow.
-    looked_up = F.get(F.transform(F.array(F.lit(0)), lambda _: _looked_up(record, type_, "$", payload)), 0)
-    return F.when(looks_nested, looked_up).otherwise(record)
+    if not _has_text(schema):
+        return typed
+    parsed = F.get(_elements(payload, _texts_of(schema, text=VariantType())), 0)
+    looked_up = _interpreted(_without_nested(typed, parsed, schema))
+    return F.when(_looks_nested(record, schema), looked_up).otherwise(typed)
 
 
-def _texts(value: Column, type_: DataType) -> Iterator[Column]:
-    """Yield each string field of a record, at any depth."""
+def _has_text(type_: DataType) -> bool:
+    if isinstance(type_, StructType):
+        return any(_has_text(field.dataType) for field in type_.fields)
+    return (
+        _has_text(_inner(type_)) if isinstance(type_, ArrayType | MapType) else isinstance(type_, StringType)
+    )
+
+
+def _looks_nested(text: Column, type_: DataType) -> Column:
+    """Return whether a string begins like an object or an array."""
+    if not _has_text(type_):
+        return F.lit(False)
+    if isinstance(type_, StructType):
+        return _any(_looks_nested(text[field.name], field.dataType) for field in type_.fields)
+    if isinstance(type_, ArrayType | MapType):
+        inner = _inner(type_)
+        values = text if isinstance(type_, ArrayType) else F.map_values(text)
+        return _holds(F.transform(values, lambda value: _looks_nested(value, inner)))
+    return F.coalesce(text.startswith("{") | text.startswith("["), F.lit(False))
+
+
+def _without_nested(value: Column, parsed: Column, type_: DataType) -> Column:
+    """Return the value without the strings in whose place ``parsed`` holds an object or array."""
     if isinstance(type_, StringType):
-        yield value
-    elif isinstance(type_, StructType):
-        for child in type_.fields:
-            yield from _texts(value[child.name], child.dataType)
-
-
-def _looks_nested(text: Column) -> Column:
-    return text.startswith("{") | text.startswith("[")
-
-
-def _looked_up(value: Column, type_: DataType, path: str, payload: Column) -> Column:
-    if isinstance(type_, StringType):
-        kind = F.schema_of_variant(F.try_variant_get(F.try_parse_json(payload), path, "variant"))
-        return F.when(~_looks_nested(value) | (kind == "STRING"), value)
+        return F.when(~F.schema_of_variant(parsed).rlike("^(?:OBJECT|ARRAY)"), value)
+    if not _has_text(type_):
+        return value
     if isinstance(type_, StructType):
         children = [
-            _looked_up(value[child.name], child.dataType, f"{path}['{child.name}']", payload).alias(
-                child.name
-            )
-            for child in type_.fields
+            _without_nested(value[field.name], parsed[field.name], field.dataType).alias(field.name)
+            for field in type_.fields
         ]
         return F.when(value.isNotNull(), F.struct(*children))
-    return value
+    if isinstance(type_, ArrayType):
+        return F.zip_with(value, parsed, lambda v, p: _without_nested(v, p, type_.elementType))
+    inner = _inner(cast(MapType, type_))
+    values = F.zip_with(F.map_values(value), F.map_values(parsed), lambda v, p: _without_nested(v, p, inner))
+    return F.map_from_arrays(F.map_keys(value), values)
 
 
 def _first_error(

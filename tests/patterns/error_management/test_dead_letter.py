@@ -29,6 +29,7 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.core.retry import RetryPolicy
 from python_jobs.shared.delta.commits import CONFLICTS
 from python_jobs.shared.delta.streams import BatchFunction, append, await_end, start_stream
+from python_jobs.shared.files.sources import parse_schema
 from python_jobs.shared.records.json_records import load_schema, parse_records
 from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import DbtProject
@@ -235,14 +236,15 @@ LINES = {
     '{"text":"{\\"a\\":1}","nested":{"text":"[1]"}}': ('{"a":1}', None, None, "[1]"),
     '{"text":"{........","number":7,"nested":"text"}': ("{........", None, 7, None),
     '{"text":"a","nested":[1],"other":1}': ("a", None, None, None),
-    ' {"text":"first","text":"last"} ': ("last", None, None, None),
+    ' {"text":"last"} ': ("last", None, None, None),
     "{}": (None, None, None, None),
 }
 NO_OBJECTS = [
     "not json", "", "{........", '{"text":"a"', '{"text":"a","number":', '{"text":"a"} x',
     '{"text":"a"}{"text":"b"}', '{"text":"a"},{"text":"b"}', '{"text":"a"},"number":1', '{"text":"a"}] x',
     "[]", '[{"text":"a"}]', "null", "12",
-    '"text"', "{'text':'a'}", '{"number":NaN}', '{"text":"\x01"}', "\x1f\ufffd\x08\x00binary", None,
+    '"text"', '{"text":"a","text":"b"}', '{"text":"a","\\u0074ext":"a"}', '{"other":[{"b":{"a":1,"a":1}}]}',
+    "{'text':'a'}", '{"number":NaN}', '{"text":"\x01"}', "\x1f\ufffd\x08\x00binary", None,
 ]  # fmt: skip
 
 
@@ -261,6 +263,47 @@ def test_one_bad_field_costs_no_other_and_only_whole_objects_are_records(
     nested_is_null = {row.payload: row.nested is None for row in parsed.collect()}
     assert nested_is_null['{"text":"{........","number":7,"nested":"text"}']
     assert not nested_is_null['{"text":{"a":1},"flag":false,"number":1,"nested":{"text":[1]}}']
+
+
+SHAPES_SCHEMA = (
+    'items array<struct<k: int, tags: array<string>>>, `größe` struct<a: int>, `a"b` struct<c: array<int>>, '
+    "lists array<array<int>>, named map<string, struct<k: int>>, texts array<string>, by_name map<string, string>"
+)
+SHAPES = {
+    # the one field that holds a value of another shape, and what it is read as; None: no field does
+    '{"items":[{"k":1,"tags":"red"},{"k":2,"tags":["x"]}]}': ("items", [(1, None), (2, ["x"])]),
+    '{"items":5,"other":1e400}': ("items", None),
+    '{"items":{"k":1}}': ("items", None),
+    '{"items":[5,{"k":1}]}': ("items", None),
+    '{"gr\\u00f6\\u00dfe":5}': ("größe", None),
+    '{"größe":[1]}': ("größe", None),
+    '{"a\\"b":5}': ('a"b', None),
+    '{"a\\"b":{"c":{"d":1}}}': ('a"b', (None,)),
+    '{"lists":[[1],"x"]}': ("lists", None),
+    '{"named":{"a":5,"b":{"k":2}}}': ("named", None),
+    '{"texts":[{"a":1.10},[1],"[1]","x",null]}': ("texts", [None, None, "[1]", "x", None]),
+    '{"by_name":{"a":{"b":1},"c":"{}"}}': ("by_name", {"a": None, "c": "{}"}),
+    '{"items":[{"k":1,"tags":["x"]},{"tags":null},null]}': (None, "items", [(1, ["x"]), (None, None), None]),
+    '{"gr\\u00f6\\u00dfe":{"a":5}}': (None, "größe", (5,)),
+    '{"gr\\u00f6\\u00dfe":null,"note":"\\n"}': (None, "größe", None),
+    '{"named":{"a":null,"b":{}},"items":null}': (None, "named", {"a": None, "b": (None,)}),
+    '{"texts":["{","[]"],"by_name":{"a":"{"}}': (None, "texts", ["{", "[]"]),
+}
+
+
+def test_a_value_of_another_shape_is_named_at_any_depth_and_however_its_name_is_written(
+    spark: SparkSession, ansi_modes: str
+) -> None:
+    records = spark.createDataFrame([(line,) for line in SHAPES], "payload string")
+    parsed = parse_records(records, parse_schema(SHAPES_SCHEMA)).collect()
+    found = {}
+    for row in parsed:
+        named, *place, _ = SHAPES[row.payload]
+        field = named or place[0]
+        found[row.payload] = (row.unreadable_fields, row[field], row.error_class)
+    assert found == {
+        line: ([] if named is None else [named], read, None) for line, (named, *_, read) in SHAPES.items()
+    }
 
 
 def test_required_columns_tell_missing_unreadable_and_underived_apart(spark: SparkSession) -> None:
