@@ -11,7 +11,9 @@ A job can call macros that render SQL or return values. Macros that run statemen
 
 from __future__ import annotations
 
+import datetime
 import importlib.resources
+import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -46,6 +48,7 @@ class Macros:
             "adapter": SimpleNamespace(quote=identifier),
             "config": configuration or {},
             "exceptions": SimpleNamespace(raise_compiler_error=_refuse),
+            "modules": SimpleNamespace(datetime=datetime, re=re),
             "run_query": lambda query: SimpleNamespace(rows=spark.sql(query).collect()),
         }
         self._macros: dict[str, Any] = {}
