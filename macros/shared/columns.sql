@@ -48,6 +48,16 @@
 {% endmacro %}
 
 
+{% macro _as_stored(name, type, partitions) %}
+    {#-
+        A column as Delta stores it, for a select list: an empty text in a partition column is NULL. A key or a condition
+        on the empty text would not find the row that an earlier run wrote.
+    -#}
+    {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
+    {{ return("nullif(" ~ quoted ~ ", '') as " ~ quoted if type == 'string' and name in partitions else quoted) }}
+{% endmacro %}
+
+
 {% macro column_name(types, name) %}
     {#- As the relation spells it, or none. -#}
     {%- for known in types if known | lower == name | string | lower -%}

@@ -67,20 +67,15 @@
 
 
 {% macro rows_as_stored(rules, batch) %}
-    {#-
-        A NULL flag means "not deleted", and Delta stores an empty text in a partition column as NULL, which a later
-        merge would not recognise as the same key.
-    -#}
+    {#- A NULL flag means "not deleted". -#}
     (
         select
             {%- for name, type in rules.types.items() %}
             {%- set quoted = lakehouse_patterns.quoted_name(name) %}
             {% if name == rules.is_deleted -%}
                 coalesce({{ quoted }}, false) as {{ quoted }}
-            {%- elif type == 'string' and name in rules.partitions -%}
-                nullif({{ quoted }}, '') as {{ quoted }}
             {%- else -%}
-                {{ quoted }}
+                {{ lakehouse_patterns._as_stored(name, type, rules.partitions) }}
             {%- endif %}
             {{- ',' if not loop.last }}
             {%- endfor %}

@@ -89,35 +89,21 @@
         {%- do lakehouse_patterns.require_contract(context.batch) -%}
     {%- endif -%}
     {%- do context.types.update(lakehouse_patterns.column_types(context.batch)) -%}
-    {%- set partitions = lakehouse_patterns.as_list(config.get('partition_by')) | map('lower') | list -%}
-    {%- set texts = [] -%}
-    {%- for name, type in context.types.items() if type == 'string' and name | lower in partitions -%}
-        {%- do texts.append(name) -%}
+    {%- set partitions = lakehouse_patterns.spelled_names(
+        context.types, lakehouse_patterns.as_list(config.get('partition_by'))
+    ) -%}
+    {%- set stored = [] -%}
+    {%- for name, type in context.types.items() -%}
+        {%- do stored.append(lakehouse_patterns._as_stored(name, type, partitions)) -%}
     {%- endfor -%}
-    {%- if texts -%}
+    {%- if stored != lakehouse_patterns.quoted_names(context.types) -%}
         {%- call statement('create_batch_view_as_stored') -%}
             {{ create_temporary_view(
-                context.batch, lakehouse_patterns._empty_as_null_sql(compiled_code, context.types, texts)
+                context.batch, 'select ' ~ (stored | join(', ')) ~ ' from (\n' ~ compiled_code ~ '\n)'
             ) }}
         {%- endcall -%}
     {%- endif -%}
 {% endmacro %}
-
-
-{% macro _empty_as_null_sql(compiled_code, types, texts) %}
-    {#-
-        Delta stores an empty text in a partition column as NULL. A condition on the empty text would not find the rows of
-        the run before, which would be there twice.
-    -#}
-select
-    {%- for name in types %}
-    {%- set quoted = lakehouse_patterns.quoted_name(name) %}
-    {{ "nullif(" ~ quoted ~ ", '') as " ~ quoted if name in texts else quoted }}{{ ',' if not loop.last }}
-    {%- endfor %}
-from (
-{{ compiled_code }}
-)
-{%- endmacro %}
 
 
 {% macro require_contract(batch) %}

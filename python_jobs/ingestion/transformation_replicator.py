@@ -60,9 +60,9 @@ from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
 from python_jobs.shared.files.csv_records import (
+    FIELDS,
     LINE,
     csv_delimiter,
-    csv_fields,
     csv_header,
     csv_lines,
     csv_value,
@@ -77,7 +77,6 @@ from python_jobs.shared.spark.sql_text import named_columns, properties_list, ta
 _NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
 _PURGED = "lakehouse_patterns.purged_through"
 _NOTHING_LEFT = "nothing was replicated"
-_FIELDS = "__fields"
 _CSV = {"header": "true", "escape": '"'} | {
     f"ignore{place}WhiteSpace": "false" for place in ("Leading", "Trailing")
 }
@@ -281,11 +280,10 @@ def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contra
             "repeated here, because it may be a line of data"
         )
     names = [name or f"_c{place}" for place, name in enumerate(header.names)]
-    fields = csv_fields(F.col(LINE), separator)
-    lines = csv_lines(spark, files, header, separator).withColumn(_FIELDS, fields)
+    lines = csv_lines(spark, files, header, separator)
     is_record = is_csv_record(F.col(LINE), separator)
     # A separator too many moves the values behind it: one of a withheld column could leave under another name.
-    is_good = is_record & F.is_valid_utf8(LINE) & (F.size(_FIELDS) == len(names))
+    is_good = is_record & F.is_valid_utf8(LINE) & (F.size(FIELDS) == len(names))
     counts = [F.count_if(~is_good).alias("malformed"), F.count_if(~is_record).alias("open")]
     with unreadable_files_refused(_NOTHING_LEFT):
         found = lines.agg(*counts).collect()[0]
@@ -296,7 +294,7 @@ def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contra
             "them out: write each record on one line, and double quotes within quotes"
         )
     _refuse_malformed(found.malformed, parameters)
-    values = [csv_value(F.col(_FIELDS), place).alias(name) for place, name in enumerate(names)]
+    values = [csv_value(F.col(FIELDS), place).alias(name) for place, name in enumerate(names)]
     kept, unknown = permitted(lines.where(is_good).select(*values), contract, parameters.on_unknown)
     kept = _with_row_function(kept, parameters)
     if len(kept.columns) == 1:

@@ -108,22 +108,19 @@
 {% endmacro %}
 
 
-{% macro _awap_contract_audits(audits) %}
+{% macro _awap_contract_audits(dispatches) %}
     {#-
         The constraints of the model's contract as audits: a row that breaks one would end the publishing statement,
         after rejects and results are written, or be published with a new table before it has its constraints. Rows that
         a `record` audit dispatches are not published, and may break them.
     -#}
-    {%- set found, dispatching = [], [] -%}
-    {%- for audit in audits if lakehouse_patterns._awap_rejects_rows(audit) -%}
-        {%- do dispatching.append(audit.name) -%}
-    {%- endfor -%}
+    {%- set found = [] -%}
     {%- for name, condition in lakehouse_patterns.contract_checks().items() -%}
         {%- do found.append({
             'name': 'constraint ' ~ name,
             'type': 'contract',
             'condition': condition,
-            'kept': ' and size(lakehouse_patterns_rejected_by) = 0' if dispatching else '',
+            'kept': ' and size(lakehouse_patterns_rejected_by) = 0' if dispatches else '',
             'min': none,
             'max': 0,
             'outcome': 'fail',

@@ -101,7 +101,7 @@
         'type': 'date',
         'period': none,
         'interval': none,
-        'audits': options.audits + lakehouse_patterns._awap_contract_audits(options.audits),
+        'audits': options.audits + lakehouse_patterns._awap_contract_audits(options.dispatches),
     } -%}
     {%- do lakehouse_patterns._awap_follow_schema(scope, options, rebuilds) -%}
     {%- for audit in options.audits if audit.type == 'null_share' -%}

@@ -96,8 +96,10 @@ _AMBIGUOUS_ERRNOS = {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Statuses which say that the request was not carried out.
 _TRANSIENT_STATUSES = {425, 429, 503}
 # Statuses which say that the request itself is wrong: the registered ones, not those that a proxy or a framework has
-# invented (419, 440, 460, 499).
-_PERMANENT_STATUSES = {status.value for status in http.HTTPStatus if 300 <= status < 500} - {408, 425, 429}
+# invented (419, 440, 460, 499). After a timeout (408) nobody knows.
+_PERMANENT_STATUSES = (
+    {status.value for status in http.HTTPStatus if 300 <= status < 500} - _TRANSIENT_STATUSES - {408}
+)
 # Errors of the caller's own request, which requests raises before it sends anything.
 _PERMANENT_REQUESTS = (
     requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, requests.exceptions.InvalidSchema,

@@ -25,8 +25,8 @@ from python_jobs.shared.files.file_sets import (
 )
 from python_jobs.shared.spark.hadoop_files import literal_path
 
-LINE, FILE = "__line", "__file"
-"""Columns of :func:`csv_lines`: the line without its end, and its file as in a URI."""
+LINE, FILE, FIELDS = "__line", "__file", "__fields"
+"""Columns of :func:`csv_lines`: the line without its end, its file as in a URI, and its fields as they are written."""
 
 # Each byte is a character of its own in it: nothing is replaced while lines are cut.
 _BYTES = "ISO-8859-1"
@@ -81,14 +81,13 @@ def csv_header(spark: SparkSession, files: Sequence[SourceFile], delimiter: str)
         if first is None:
             continue
         line = bytes(first[0])
-        field = _field(delimiter)
         try:
             text = line.decode().removesuffix("\r")
         except UnicodeDecodeError:
             text = '"'
-        if re.fullmatch(rf"{field}(?:{re.escape(delimiter)}{field})*+", text) is None:
+        if re.fullmatch(_record(delimiter), text) is None:
             raise DataRefused(f"cannot read {file.path}: its header is not one CSV record in UTF-8")
-        found = re.findall(f"{re.escape(delimiter)}({field})", delimiter + text)
+        found = re.findall(_delimited(delimiter), delimiter + text)
         names = [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in found]
         return CsvHeader(file, line, names)
     return None
@@ -104,7 +103,7 @@ def csv_lines(
     lines = reader.csv([literal_path(file.path) for file in files if file.size]).toDF(LINE)
     # The carriage return goes while each byte is a character: functions of texts replace bytes that are no UTF-8.
     line = F.encode(F.regexp_replace(LINE, r"\r\z", ""), _BYTES).cast("string")
-    found = lines.select(line.alias(LINE), url_path().alias(FILE))
+    found = _cut(lines.select(line.alias(LINE), url_path().alias(FILE)), delimiter)
     # The reader passes over lines of blanks: between delimiters that are blanks, and in one column, they are records.
     if len(header.names) == 1:
         is_record = ~F.col("value").rlike(r"^\r?\z")
@@ -114,19 +113,12 @@ def csv_lines(
         return found
     blank = read_lines(spark, files).where(F.col("value").rlike(rf"^{_BLANKS}+\z") & is_record)
     text = F.regexp_replace("value", r"\r\z", "")
-    return found.union(blank.select(text.alias(LINE), url_path().alias(FILE)))
+    return found.union(_cut(blank.select(text.alias(LINE), url_path().alias(FILE)), delimiter))
 
 
 def is_csv_record(line: Column, delimiter: str) -> Column:
     """Return whether the quotes of a line are closed, and stand around whole values only."""
-    field = _field(delimiter)
-    return line.rlike(rf"^{field}(?:{re.escape(delimiter)}{field})*+\z")
-
-
-def csv_fields(line: Column, delimiter: str) -> Column:
-    """Return the fields of a record, as they are written."""
-    pattern = F.lit(f"{re.escape(delimiter)}({_field(delimiter)})")
-    return F.regexp_extract_all(F.concat(F.lit(delimiter), line), pattern, F.lit(1))
+    return line.rlike(rf"^{_record(delimiter)}\z")
 
 
 def csv_value(fields: Column, place: int) -> Column:
@@ -134,6 +126,22 @@ def csv_value(fields: Column, place: int) -> Column:
     field = F.get(fields, F.lit(place))
     text = F.replace(F.substring(field, F.lit(2), F.length(field) - 2), F.lit('""'), F.lit('"'))
     return F.when(field.startswith('"'), text).otherwise(F.nullif(field, F.lit("")))
+
+
+def _cut(lines: DataFrame, delimiter: str) -> DataFrame:
+    """Return the lines with their fields."""
+    fields = F.regexp_extract_all(
+        F.concat(F.lit(delimiter), F.col(LINE)), F.lit(_delimited(delimiter)), F.lit(1)
+    )
+    return lines.withColumn(FIELDS, fields)
+
+
+def _record(delimiter: str) -> str:
+    return rf"{_field(delimiter)}(?:{re.escape(delimiter)}{_field(delimiter)})*+"
+
+
+def _delimited(delimiter: str) -> str:
+    return f"{re.escape(delimiter)}({_field(delimiter)})"
 
 
 def _field(delimiter: str) -> str:

@@ -20,11 +20,11 @@ from pyspark.sql.types import StructField, StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from python_jobs.shared.files.csv_records import (
+    FIELDS,
     FILE,
     LINE,
     CsvHeader,
     csv_delimiter,
-    csv_fields,
     csv_header,
     csv_lines,
     csv_value,
@@ -41,8 +41,6 @@ from python_jobs.shared.records.values import exact_cast, exact_value, is_limite
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import RECORD_REFUSED
 from python_jobs.shared.spark.sql_text import named_column
-
-_FIELDS = "__fields"
 
 
 def parse_schema(ddl: str) -> StructType:
@@ -148,10 +146,10 @@ def _csv_records(
     null_marker: str,
     delimiter: str,
 ) -> tuple[DataFrame, Column, Column]:
-    rows = csv_lines(spark, files, header, delimiter).withColumn(_FIELDS, csv_fields(F.col(LINE), delimiter))
+    rows = csv_lines(spark, files, header, delimiter)
     values, wrong = [], []
     for place, column in enumerate(schema):
-        text = F.nullif(F.nullif(csv_value(F.col(_FIELDS), place), F.lit("")), F.lit(null_marker))
+        text = F.nullif(F.nullif(csv_value(F.col(FIELDS), place), F.lit("")), F.lit(null_marker))
         value = exact_value(text, column.dataType)
         values.append(value.alias(column.name))
         wrong.append(F.when(text.isNotNull() & value.isNull(), column.name))
@@ -159,7 +157,7 @@ def _csv_records(
     is_record = F.is_valid_utf8(LINE) & is_csv_record(F.col(LINE), delimiter)
     problem = (
         F.when(~is_record, F.lit("a line is not one CSV record in UTF-8"))
-        .when(F.size(_FIELDS) != len(schema), F.lit("a line has more or fewer columns than the header"))
+        .when(F.size(FIELDS) != len(schema), F.lit("a line has more or fewer columns than the header"))
         .when(names != "", F.concat(F.lit("a value isn't of its type or would be changed by it: "), names))
     )
     return rows, F.struct(*values), problem
