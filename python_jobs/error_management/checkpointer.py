@@ -21,7 +21,7 @@ which reads only the dates of the batch's windows: the table is partitioned by `
 
     spark-submit python_jobs/error_management/checkpointer.py --bootstrap_servers localhost:9092 --topic visits \\
         --key "get_json_object(payload, '$.user_id')" \\
-        --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" \\
+        --event_time "get_json_object(payload, '$.event_time')" \\
         --target lakehouse/gold/visitors_by_window --checkpoint lakehouse/checkpoints/visitors_by_window
 
 ``--action status`` reports each partition's lag, ``--action check`` compares and stops; neither reads a record. A
@@ -71,6 +71,7 @@ from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, offset_ranges, partition_counts, source_failure
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.times import event_timestamp
 
 _OBSERVED = "records"
 _COUNTS = (
@@ -89,7 +90,7 @@ class Parameters(TriggerParameters):
     key: str
     """SQL expression of the key to count, over payload, partition, offset and timestamp."""
     event_time: str
-    """SQL expression of the record's timestamp; use try_ functions."""
+    """SQL expression of the record's time: a timestamp, or a text that names date and time; use try_ functions."""
     target: str
     """Delta table (name or path) of the counts, one row per window; created if absent."""
     checkpoint: str
@@ -138,7 +139,8 @@ class Parameters(TriggerParameters):
 
 def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
     """Return the number of unique keys of each window; ``records`` have the columns of Kafka's source."""
-    keyed = records.select(F.expr(params.event_time).alias("event_time"), F.expr(params.key).alias("key"))
+    event_time = event_timestamp(records, params.event_time)
+    keyed = records.select(event_time.alias("event_time"), F.expr(params.key).alias("key"))
     unusable = F.count_if(F.col("event_time").isNull() | F.col("key").isNull())
     return (
         keyed.observe(_OBSERVED, F.count(F.lit(1)).alias("read"), unusable.alias("unusable"))

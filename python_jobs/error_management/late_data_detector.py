@@ -43,7 +43,6 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
 
 from python_jobs.error_management.watermarks import (
     Combine,
@@ -76,7 +75,7 @@ from python_jobs.shared.records.dead_letters import (
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
-from python_jobs.shared.spark.times import full_timestamp
+from python_jobs.shared.spark.times import event_timestamp
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
@@ -230,7 +229,7 @@ def judged(
         WrongUse: the event time is neither a time nor a text.
     """
     value = F.expr(event_time)
-    event_at = _as_timestamp(value, rows.select(value).schema[0].dataType, event_time)
+    event_at = event_timestamp(rows, event_time)
     now = _literal(processed_at)
     text = value.cast("string")
     errors = [
@@ -260,16 +259,6 @@ def judged(
                 "delay_seconds": delay,
             }
         )
-    )
-
-
-def _as_timestamp(value: Column, type_: DataType, event_time: str) -> Column:
-    if isinstance(type_, StringType):
-        return full_timestamp(f"trim({event_time})")
-    if isinstance(type_, TimestampType | TimestampNTZType | DateType):
-        return value.cast("timestamp")
-    raise WrongUse(
-        f"the event time '{event_time}' is of type {type_.simpleString()}; it must be a timestamp, a date or a text"
     )
 
 

@@ -48,7 +48,6 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import TimestampType
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.core.intervals import parse_time
@@ -74,6 +73,7 @@ from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import named_column
+from python_jobs.shared.spark.times import event_timestamp
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
@@ -112,7 +112,7 @@ class Parameters(DeadLetterStream):
     key: list[str]
     """SQL expressions over the source's columns that identify a record."""
     event_time: str
-    """SQL expression of the event's timestamp, such as "try_to_timestamp(event_time)"; NULL if it can't be read."""
+    """SQL expression of the event's time: a timestamp, or a text that names date and time."""
     form: Form = "within_watermark"
     """Form of the repeats that are dropped (default within_watermark)."""
     watermark: str = "10 minutes"
@@ -148,7 +148,7 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     """Return each record with its key and event time, and with its error if one of them isn't usable.
 
     Raises:
-        WrongUse: an expression can't be resolved, or the event time is not a timestamp.
+        WrongUse: an expression can't be resolved, or the event time is neither a time nor a text.
     """
     # In a stream this is the batch's time: it stays the same if the batch is rerun.
     now = F.current_timestamp() if params.now is None else F.lit(parse_time(params.now))
@@ -156,14 +156,11 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     try:
         rows = records.select(
             "*",
-            F.expr(params.event_time).alias(_TIME),
+            event_timestamp(records, params.event_time).alias(_TIME),
             *(F.expr(expression).alias(part) for expression, part in zip(params.key, parts, strict=True)),
         )
-        kind = rows.schema[_TIME].dataType
     except AnalysisException as error:
         raise WrongUse(f"key or event_time can't be resolved: {str(error).splitlines()[0]}") from None
-    if not isinstance(kind, TimestampType):
-        raise WrongUse(f"event_time '{params.event_time}' is a {kind.simpleString()}; it must be a timestamp")
 
     time = F.col(_TIME)
     errors = [

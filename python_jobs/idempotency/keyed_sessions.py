@@ -28,7 +28,7 @@ Submit (available data, then stop)::
 
     spark-submit python_jobs/idempotency/keyed_sessions.py --source lakehouse/bronze/visits_records \\
         --key.user_id "try_cast(get_json_object(payload, '$.user_id') as bigint)" \\
-        --event_time "try_to_timestamp(get_json_object(payload, '$.event_time'))" --append_time timestamp \\
+        --event_time "get_json_object(payload, '$.event_time')" --append_time timestamp \\
         --ties '[partition, offset]' --value "get_json_object(payload, '$.page')" --gap "30 minutes" \\
         --target lakehouse/gold/sessions --dead_letter lakehouse/silver/visits_without_session \\
         --checkpoint lakehouse/checkpoints/sessions
@@ -50,7 +50,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-from pyspark.sql.types import TimestampType
 
 from python_jobs.idempotency.keyed_sinks import DeltaSink, KeyedSink, PostgresSink
 from python_jobs.shared.core.failures import WrongUse, given
@@ -75,6 +74,7 @@ from python_jobs.shared.records.dead_letters import (
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
+from python_jobs.shared.spark.times import event_timestamp
 
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"
@@ -107,7 +107,7 @@ class Parameters(DeadLetterStream, PostgresParameters):
     key: dict[str, str]
     """Columns that identify the session's owner (such as user_id), each with its SQL expression over the source."""
     event_time: str
-    """SQL expression of the visit's timestamp; use try_ functions."""
+    """SQL expression of the visit's time: a timestamp, or a text that names date and time; use try_ functions."""
     append_time: str
     """SQL expression of the time at which the store appended the visit: a topic's append time, an ingestion time."""
     ties: list[str] = field(default_factory=list)
@@ -220,18 +220,14 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     try:
         rows = records.select(
             *(F.expr(expression).alias(name) for name, expression in params.key.items()),
-            F.expr(params.event_time).alias(_EVENT),
-            F.expr(params.append_time).alias(_APPEND),
+            event_timestamp(records, params.event_time).alias(_EVENT),
+            event_timestamp(records, params.append_time, "append_time").alias(_APPEND),
             (F.array(*ties) if ties else F.expr("cast(array() as array<bigint>)")).alias(_TIES),
             F.expr(params.value).cast("string").alias(_VALUE),
             F.struct(*(named_column(name) for name in records.columns)).alias(_DEAD),
         )
-        types = {name: rows.schema[name].dataType for name in (_EVENT, _APPEND)}
     except AnalysisException as failure:
         raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
-    for name, kind in types.items():
-        if not isinstance(kind, TimestampType):
-            raise WrongUse(f"{name.strip('_')} is a {kind.simpleString()}; it must be a timestamp")
     parts = {name: name for name in params.key} | {_EVENT: "event_time", _APPEND: "append_time"}
     absent = F.concat_ws(
         ", ", *(F.when(named_column(name).isNull(), F.lit(shown)) for name, shown in parts.items())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, StringType, TimestampNTZType, TimestampType
 
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.macro_sql import Macros
 
 
@@ -14,3 +16,22 @@ def full_timestamp(text: str) -> Column:
     A text without offset is one of UTC, whatever the session's zone.
     """
     return F.expr(str(Macros(SparkSession.active(), ["shared/times.sql"]).call("_full_timestamp", text)))
+
+
+def event_timestamp(rows: DataFrame, expression: str, parameter: str = "event_time") -> Column:
+    """Return the time that a user's SQL expression gives as a timestamp; a text is read by :func:`full_timestamp`.
+
+    So nobody needs a function such as try_to_timestamp, which completes `10:00` to a time of today.
+
+    Raises:
+        AnalysisException: the expression can't be resolved.
+        WrongUse: the expression gives neither a timestamp nor a date nor a text.
+    """
+    type_ = rows.select(F.expr(expression)).schema[0].dataType
+    if isinstance(type_, StringType):
+        return full_timestamp(f"trim({expression})")
+    if isinstance(type_, TimestampType | TimestampNTZType | DateType):
+        return F.expr(expression).cast("timestamp")
+    raise WrongUse(
+        f"{parameter} '{expression}' is of type {type_.simpleString()}; it must be a timestamp, a date or a text"
+    )

@@ -54,7 +54,7 @@ class Counts:
             "bootstrap_servers": self.broker.bootstrap_servers,
             "topic": self.topic,
             "key": "get_json_object(payload, '$.user_id')",
-            "event_time": "try_to_timestamp(get_json_object(payload, '$.event_time'))",
+            "event_time": "get_json_object(payload, '$.event_time')",
             "target": str(self.folder / "counts"),
             "checkpoint": str(self.folder / "checkpoint"),
             "ephemeral": True,
@@ -84,10 +84,15 @@ def counts(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPat
     topic = broker.create_topic("checkpointer_visits", partitions=2)
     found = Counts(spark, broker, topic, tmp_path_factory.mktemp("checkpointer"))
     found.produce(
-        visit("a", 1), visit("b", 2, partition=1), visit("a", 3), visit(None, 3), Record(b"no json")
+        visit("a", 1),
+        visit("b", 2, partition=1),
+        visit("a", 3),
+        visit(None, 3),
+        Record(b"no json"),
+        Record(b'{"user_id": "of no day", "event_time": "10:03:00"}'),
     )
     report = found.run()
-    assert (report["batches"], report["records"], report["unusable"]) == ([0, 1], 5, 2), (
+    assert (report["batches"], report["records"], report["unusable"]) == ([0, 1], 6, 3), (
         "the second batch has no records: it lets the watermark close windows"
     )
     assert found.windows() == [("10:00", 2, 0)]

@@ -343,7 +343,7 @@ def test_wrong_use_gives_one_sentence(stream: Stream) -> None:
         ({"allowed_lateness": "soon"}, "'soon' is no duration"),
         ({"max_files_per_trigger": 0}, "max_files_per_trigger must be 1 or more, got 0"),
         ({"partition_column": "shard"}, "partition_column names no column of the source: shard"),
-        ({"event_time": "visit_id"}, "the event time 'visit_id' is of type int; it must be a timestamp"),
+        ({"event_time": "visit_id"}, "event_time 'visit_id' is of type int; it must be a timestamp"),
     ):
         with pytest.raises(WrongUse, match=sentence):
             stream.run(**changes)

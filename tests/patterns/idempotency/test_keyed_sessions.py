@@ -319,7 +319,7 @@ def test_wrong_use_is_refused_in_one_sentence(spark: SparkSession, tmp_path: Pat
     for changes, sentence in [
         ({"gap": "soon"}, "'soon' is no duration"),
         ({"topic": "visits"}, "topic and bootstrap_servers go together"),
-        ({"event_time": "payload"}, "event_time is a string; it must be a timestamp"),
+        ({"event_time": "partition"}, "event_time 'partition' is of type .*; it must be a timestamp"),
         ({"value": "absent"}, "an expression can't be resolved: .*absent"),
         ({"target": str(tmp_path / "records")}, "must be three tables"),
         ({"jdbc_url": "jdbc:postgresql://nowhere/x"}, "jdbc_url needs user, and password_env or password_file"),
