@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
-from python_jobs.shared.core.intervals import Interval, parse_time
 from python_jobs.shared.spark.job import known_failure, run_job
 from python_jobs.shared.spark.jvm import require_classic
 
@@ -112,22 +111,3 @@ def test_a_classic_session_is_taken_and_another_one_is_refused(spark):
 def test_what_a_user_can_mend_becomes_a_sentence():
     assert known_failure(ValueError("a\nPermission denied: /x\nat java…")).startswith("permission denied (")
     assert known_failure(ValueError("something else")) is None
-
-
-def test_intervals_are_half_open_and_utc():
-    hour = Interval.parse("2024-03-01T10", "2024-03-01T11:00:00+00:00")
-    assert parse_time("2024-03-01T10:00:00") in hour
-    assert parse_time("2024-03-01T11:00:00") not in hour
-    assert parse_time("2024-03-01T11:59:59+01:00") in hour
-
-
-@pytest.mark.parametrize(("start", "end"), [("2024-03-01", "2024-03-01"), ("2024-03-02", "2024-03-01")])
-def test_an_empty_interval_is_refused(start, end):
-    with pytest.raises(WrongUse, match="from must be before to"):
-        Interval.parse(start, end)
-
-
-@pytest.mark.parametrize("text", ["yesterday", "2024-10-07'08", "2024-10-07x08", ""])
-def test_a_time_that_is_none_is_refused(text):
-    with pytest.raises(WrongUse, match=f"'{text}' is not a time"):
-        parse_time(text)

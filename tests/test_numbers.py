@@ -18,8 +18,7 @@ from python_jobs.idempotency import backfill, proxy_postgres
 from python_jobs.ingestion import compactor, full_loader, full_loader_postgres
 from python_jobs.ingestion.external_trigger_http import Workload
 from python_jobs.ingestion.readiness_marker_sensor import Condition, WrongCondition, wait
-from python_jobs.shared.core.failures import WrongUse, require_above_zero, require_at_least
-from python_jobs.shared.core.numbers import exceeds, is_number
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.retry import RetryPolicy
 from tests.support.render import MacroRenderer
 
@@ -36,42 +35,6 @@ BACKFILL = {
     "from_": "2024-03-01",
     "to": "2024-03-01",
 }
-
-
-@pytest.mark.parametrize(
-    ("value", "limit", "expected"),
-    [
-        (2, 3, False),
-        (3, 3, False),
-        (4, 3, True),
-        (math.nan, 3, True),
-        (math.inf, 3, True),
-        (-math.inf, 3, True),
-        (2, math.nan, True),
-        (2, math.inf, True),
-        (math.inf, math.inf, True),
-    ],
-)
-def test_what_is_no_number_exceeds_every_limit(value: float, limit: float, expected: bool) -> None:
-    assert exceeds(value, limit) is expected
-
-
-def test_a_number_is_finite() -> None:
-    assert [is_number(value) for value in (0, -1.5, None, *NO_NUMBERS)] == [True, True, *[False] * 4]
-
-
-def test_a_bound_says_what_is_allowed() -> None:
-    require_at_least(0, rows=0, share=None)
-    require_above_zero(seconds=0.1)
-    for refuse, sentence in [
-        (lambda: require_at_least(1, rows=0), "rows must be 1 or more, got 0"),
-        (lambda: require_at_least(1, rows=math.nan), "rows must be 1 or more, got nan"),
-        (lambda: require_at_least(1, rows=math.inf), "rows must be 1 or more and finite, got inf"),
-        (lambda: require_above_zero(seconds=0), "seconds must be above 0, got 0"),
-        (lambda: require_above_zero(seconds=math.inf), "seconds must be above 0 and finite, got inf"),
-    ]:
-        with pytest.raises(WrongUse, match=f"^{sentence}$"):
-            refuse()
 
 
 # Each parameter of a job that is a float and judges something, with the job's other parameters.

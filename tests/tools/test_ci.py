@@ -66,7 +66,7 @@ def test_in_fourteen_runs_that_have_time_for_little_every_unit_runs(has_cache: b
 
 
 def test_pytest_runs_a_plan_outside_the_repository(tmp_path: Path) -> None:
-    unit = ("tests/test_paths.py", "test")
+    unit = ("tests/core/test_paths.py", "test")
     plan, ran = tmp_path / "plan.json", tmp_path / "durations.json"
     plan.write_text(json.dumps({"deadline": time.time() + 600, "units": [[*unit, ""]]}))
     assert ci.run([*ci.tests_of(plan, ran), "-n0"], 300) == 0

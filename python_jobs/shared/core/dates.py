@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 _DAY = dt.timedelta(days=1)
+# Python also reads 20241231 and the weeks of 2024-W52-2.
+_TEXT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def parse_date(text: str) -> dt.date:
@@ -14,7 +17,7 @@ def parse_date(text: str) -> dt.date:
         ValueError: the text is no ISO date.
     """
     try:
-        if len(text) == 10:
+        if _TEXT.fullmatch(text):
             return dt.date.fromisoformat(text)
     except ValueError:
         pass

@@ -20,6 +20,6 @@ def read_yaml(path: str, what: str) -> Any:
     if not file.is_file():
         raise WrongUse(f"the {what} '{path}' doesn't exist")
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        return yaml.safe_load(file.read_bytes())
     except yaml.YAMLError:
         raise WrongUse(f"the {what} '{path}' is no YAML") from None

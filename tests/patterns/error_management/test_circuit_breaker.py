@@ -374,6 +374,7 @@ def test_names_that_are_no_file_names_are_refused(dependency: Dependency, name: 
     ],
 )
 def test_wrong_policies_are_refused(policy: dict[str, Any]) -> None:
+    BreakerPolicy(failures_in_a_row=1, minimum_calls=1, failure_rate=1)
     with pytest.raises(WrongUse):
         BreakerPolicy(**policy)
 

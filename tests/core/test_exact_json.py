@@ -20,6 +20,7 @@ from python_jobs.shared.core.failures import DataRefused
         "0.12345678901234567890",
         "1E+2",
         "-0.0",
+        "-0",
         '{"a": 1e400, "a": [true, null, "x"]}',
         '"\\ud800"',
         '"ü"',
@@ -27,6 +28,11 @@ from python_jobs.shared.core.failures import DataRefused
 )
 def test_what_is_parsed_is_written_as_it_was(text: str) -> None:
     assert exact_json.write(exact_json.parse(text)) == text
+
+
+def test_separators_hold_at_every_depth() -> None:
+    compact = '{"a":[1,{"b":[2,3],"c":"ü"}]}'
+    assert exact_json.write(exact_json.parse(compact), (",", ":")) == compact
 
 
 @pytest.mark.parametrize(

@@ -36,3 +36,4 @@ def test_a_colon_alone_makes_a_local_path(path: str, tmp_path: Path, monkeypatch
 def test_an_absolute_path_and_a_name_keep_their_meaning() -> None:
     assert absolute("/data/10:30/a") == "/data/10:30/a"
     assert not is_path("bronze.visits")
+    assert is_path("bronze/visits")

@@ -1,0 +1,80 @@
+"""Half-open intervals in UTC, and times as texts, microseconds and folders."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+
+import pytest
+
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import Interval, from_micros, parse_time, partition_folder, to_micros
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2024-03-01T11", "2024-03-01 11:00", "20240301T110000", "2024-03-01T13:00:00+02:00", "2024-W09-5T11Z"],
+)
+def test_a_time_is_read_in_utc_wherever_the_process_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            assert parse_time(text).isoformat() == "2024-03-01T11:00:00+00:00"
+    finally:
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2024-10-07'08", "2024-10-07x08", "2024-13-01", ""])
+def test_a_time_that_is_none_is_refused(text: str) -> None:
+    message = f"^'{text}' is not a time; use 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00$"
+    with pytest.raises(WrongUse, match=message):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("moment", "micros"),
+    [
+        ("1970-01-01T00:00:00.000001+00:00", 1),
+        ("1969-12-31T23:59:59.999999+00:00", -1),
+        ("9999-12-31T23:59:59.999999+00:00", 253402300799999999),
+    ],
+)
+def test_microseconds_are_exact_both_ways(moment: str, micros: int) -> None:
+    assert to_micros(dt.datetime.fromisoformat(moment)) == micros
+    assert from_micros(micros).isoformat() == moment
+
+
+def test_a_folder_has_its_hour_if_it_is_one_of_an_hour() -> None:
+    five = dt.datetime(2024, 3, 1, 5, tzinfo=dt.UTC)
+    assert partition_folder(five, "hour") == "date=2024-03-01/hour=05"
+    assert partition_folder(five, "day") == "date=2024-03-01"
+
+
+def test_intervals_are_half_open_and_utc() -> None:
+    hour = Interval.parse("2024-03-01T10", "2024-03-01T11:00:00+00:00")
+    assert parse_time("2024-03-01T10:00:00") in hour
+    assert parse_time("2024-03-01T11:00:00") not in hour
+    assert parse_time("2024-03-01T11:59:59+01:00") in hour
+
+
+@pytest.mark.parametrize(("start", "end"), [("2024-03-01", "2024-03-01"), ("2024-03-02", "2024-03-01")])
+def test_an_empty_interval_is_refused(start: str, end: str) -> None:
+    with pytest.raises(
+        WrongUse, match=rf"^the interval \[{start}T00:00:00, {end}T00:00:00\) is empty: from must be"
+    ):
+        Interval.parse(start, end)
+
+
+def test_an_interval_splits_into_the_whole_hours_or_days_that_it_touches() -> None:
+    touched = Interval.parse("2024-02-28T22:59:59.999999", "2024-02-29T01:00")
+    hours = [(f"{part.start:%d %H:%M:%S.%f}", f"{part.end:%d %H:%M:%S.%f}") for part in touched.split("hour")]
+    assert hours == [
+        ("28 22:00:00.000000", "28 23:00:00.000000"),
+        ("28 23:00:00.000000", "29 00:00:00.000000"),
+        ("29 00:00:00.000000", "29 01:00:00.000000"),
+    ]
+    days = [(f"{part.start:%d %H:%M:%S.%f}", f"{part.end:%d %H}") for part in touched.split("day")]
+    assert days == [("28 00:00:00.000000", "29 00"), ("29 00:00:00.000000", "01 00")]
+    with pytest.raises(WrongUse, match=r"^an interval splits by hour or day, not by 'week'$"):
+        next(touched.split("week"))
