@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.kafka.settings import refuse_secrets
+from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
 
 OF_LIBRDKAFKA = [
     "ssl.key.password",
@@ -97,3 +97,27 @@ def test_the_secret_of_a_login_is_the_pointer(setting: str, value: str) -> None:
     for secret in ('"geheim"', "geheim", '"geheim" extra="${env:NAME}"'):
         with pytest.raises(WrongUse, match="is a secret"):
             refuse_secrets({setting: value.format(secret)})
+
+
+def test_kafka_s_client_looks_up_secrets_itself() -> None:
+    secret = {"sasl.password": "${env:PASSWORD}", "client.id": "visits"}
+    assert java_client_settings("kafka:9092", secret) == {
+        "bootstrap.servers": "kafka:9092",
+        "sasl.password": "${env:PASSWORD}",
+        "client.id": "visits",
+        "config.providers": "env",
+        "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+    }
+    assert java_client_settings("kafka:9092", {"client.id": "visits"}) == {
+        "bootstrap.servers": "kafka:9092",
+        "client.id": "visits",
+    }
+
+
+def test_a_consumer_reads_what_was_committed_unless_it_is_told_otherwise() -> None:
+    assert consumer_settings("kafka:9092", {}) == {
+        "bootstrap.servers": "kafka:9092",
+        "isolation.level": "read_committed",
+    }
+    all_records = {"isolation.level": "read_uncommitted"}
+    assert consumer_settings("kafka:9092", all_records)["isolation.level"] == "read_uncommitted"
