@@ -47,6 +47,8 @@ Result = TypeVar("Result")
 
 FORMAT_VERSION = 1
 _LOCK_SECONDS = 30
+_LONGEST_SECONDS = 100 * 365 * 86400
+_NONE = type(None)
 _LOG = logging.getLogger(__name__)
 
 
@@ -82,6 +84,10 @@ class BreakerPolicy:
         if not 0 < self.failure_rate <= 1:
             raise WrongUse(f"failure_rate is {self.failure_rate}; it is a share above 0 and up to 1")
         require_above_zero(window_seconds=self.window_seconds, open_seconds=self.open_seconds)
+        if self.open_seconds > _LONGEST_SECONDS:
+            raise WrongUse(
+                f"open_seconds must be {_LONGEST_SECONDS} (100 years) or less, got {self.open_seconds:g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -205,15 +211,19 @@ class CircuitFile:
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             outcomes = tuple(
-                Outcome(_seconds(entry["at"]), entry["ok"], entry["subject"]) for entry in stored["outcomes"]
+                Outcome(_seconds(entry["at"]), _of(entry["ok"], bool), _of(entry["subject"], str, _NONE))
+                for entry in stored["outcomes"]
             )
             return Circuit(
                 state=State(stored["state"]),
                 changed_at=stored["changed_at"] and _seconds(stored["changed_at"]),
                 retry_at=stored["retry_at"] and _seconds(stored["retry_at"]),
                 outcomes=outcomes,
-                pending=tuple(stored["pending"]),
-                **{name: stored[name] for name in ("reason", "openings", "transitions", "probe")},
+                pending=tuple(_of(owed, str) for owed in _of(stored["pending"], list)),
+                reason=_of(stored["reason"], str, _NONE),
+                probe=_of(stored["probe"], str, _NONE),
+                openings=_of(stored["openings"], int),
+                transitions=_of(stored["transitions"], int),
             )
         except FileNotFoundError:
             return Circuit()
@@ -248,6 +258,12 @@ class CircuitFile:
                 dataclasses.asdict(outcome) | {"at": _iso(outcome.at)} for outcome in circuit.outcomes
             ],
         }
+
+
+def _of(value: Any, *types: type) -> Any:
+    if type(value) not in types:
+        raise TypeError(f"{value!r} is of another type")
+    return value
 
 
 def _iso(seconds: float) -> str:

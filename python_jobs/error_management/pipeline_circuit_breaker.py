@@ -2,7 +2,8 @@
 
 The job runs the command that loads one slice (hour or day) of a source, any ``spark-submit`` or ``dbt`` call, and reads
 its exit code: 0 is good; 1 (failed) and 3 (data refused by an audit) are failures; 2 (wrong use) and 4 (not ready yet)
-say nothing about the source. Each hourly run is a separate process, so the circuit's file keeps the state
+say nothing about the source. dbt ends with 2 also when it loses its connection, so 2 of a dbt command is a failure.
+Each hourly run is a separate process, so the circuit's file keeps the state
 (:mod:`.circuit_breaker`). A failure is a failed *slice*, so one bad file that is retried ten times doesn't open the
 circuit.
 
@@ -28,6 +29,7 @@ Source: the guide's Circuit Breaker for Data Pipelines (chapter 10.3).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import subprocess
 import sys
@@ -115,8 +117,18 @@ class Parameters(ProcessingTimeParameters):
 
 
 def execute(command: Sequence[str]) -> int:
-    """Run a command and return its exit code; its output doesn't replace this job's report on standard output."""
-    return subprocess.call(command, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    """Run a command and return its exit code; its output doesn't replace this job's report on standard output.
+
+    Raises:
+        WrongUse: there is no such program, or it can't be started.
+    """
+    try:
+        return subprocess.call(command, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    except (OSError, ValueError) as failure:
+        cause = getattr(failure, "strerror", None) or failure
+        raise WrongUse(
+            f"the command '{command[0]}' can't be started ({cause}); the circuit is as it was"
+        ) from None
 
 
 def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -> dict[str, Any]:
@@ -130,7 +142,7 @@ def run(params: Parameters, execute: Callable[[Sequence[str]], int] = execute) -
         NotReady: the circuit is open, another run of the source is running, or the command ended with exit code 4.
         DataRefused: the command refused the data of a slice.
         JobFailed: the command failed.
-        WrongUse: the command ended with exit code 2.
+        WrongUse: the command ended with exit code 2 and is no dbt command, or it can't be started.
     """
     breaker = CircuitBreaker(
         params.source, params.circuits, params.policy(), clock=lambda: params.processing_time().timestamp()
@@ -180,7 +192,7 @@ def _load(breaker: CircuitBreaker, params: Parameters, execute: Callable[[Sequen
             except BaseException:
                 breaker.record(permit, None)
                 raise
-            if code in (_WRONG_USE, _NOT_READY):
+            if code == _NOT_READY or (code == _WRONG_USE and not _is_dbt(command)):
                 breaker.record(permit, None)
                 kind: type[JobFailed] = WrongUse if code == _WRONG_USE else NotReady
                 raise kind(
@@ -202,6 +214,12 @@ def _load(breaker: CircuitBreaker, params: Parameters, execute: Callable[[Sequen
             f"the circuit is {'closed' if state is State.CLOSED else 'open'}"
         )
     return done
+
+
+def _is_dbt(command: Sequence[str]) -> bool:
+    """Return whether a command's program is dbt, as in ``dbt build``, ``uv run dbt`` or ``python -m dbt.cli.main``."""
+    words = itertools.takewhile(lambda word: word == "-m" or not word.startswith("-"), command)
+    return any(Path(word).name in ("dbt", "dbt.cli.main") for word in words)
 
 
 def _owe(breaker: CircuitBreaker, owed: str) -> None:

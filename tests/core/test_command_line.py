@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,32 @@ def test_a_known_failure_is_its_sentence_and_its_code(capsys: pytest.CaptureFixt
     assert program_outcome(Parameters, refuse, ["--topic", "t"]) == (3, None)
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "DataRefused: a line is empty\n")
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda: dt.date.max + dt.timedelta(days=1), "date value out of range"),
+        (lambda: dt.date.min - dt.timedelta(days=1), "date value out of range"),
+        (lambda: dt.datetime.fromtimestamp(1e12, dt.UTC), "year 33658 is out of range"),
+        (lambda: dt.timedelta(days=1e9), "days=1000000000; must have magnitude <= 999999999"),
+    ],
+)
+def test_a_time_that_python_can_not_hold_is_a_sentence(
+    compute: Callable[[], object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program_outcome(Parameters, lambda _: {"at": compute()}, ["--topic", "t"]) == (1, None)
+    sentence = f"JobFailed: a time is outside of the years 1 to 9999 ({message})\n"
+    assert capsys.readouterr().err == sentence
+
+
+@pytest.mark.parametrize("failure", [OverflowError("int too large"), ValueError("not a time")])
+def test_another_wrong_value_keeps_its_trace(failure: Exception) -> None:
+    def fail(_: Parameters) -> Mapping[str, Any]:
+        raise failure
+
+    with pytest.raises(type(failure), match=str(failure)):
+        program_outcome(Parameters, fail, ["--topic", "t"])
 
 
 def test_another_failure_is_raised() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import time
 
 import pytest
@@ -78,3 +79,10 @@ def test_an_interval_splits_into_the_whole_hours_or_days_that_it_touches() -> No
     assert days == [("28 00:00:00.000000", "29 00"), ("29 00:00:00.000000", "01 00")]
     with pytest.raises(WrongUse, match=r"^an interval splits by hour or day, not by 'week'$"):
         next(touched.split("week"))
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00+05", "9999-12-31T23:59:59-05:00"])
+def test_a_time_outside_of_the_years_is_refused(text: str) -> None:
+    assert parse_time(f"{text[:16]}+00").year in (1, 9999)
+    with pytest.raises(WrongUse, match=f"^'{re.escape(text)}' is outside of the years 1 to 9999 in UTC$"):
+        parse_time(text)

@@ -24,11 +24,13 @@ def parse_time(text: str) -> dt.datetime:
         if not _TIME_TEXT.fullmatch(text):  # Python takes any character between date and time
             raise ValueError(text)
         moment = dt.datetime.fromisoformat(text)
+        return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
     except ValueError:
         raise WrongUse(
             f"'{text}' is not a time; use 2024-03-01, 2024-03-01T10 or 2024-03-01T10:30:00"
         ) from None
-    return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment.astimezone(dt.UTC)
+    except OverflowError:
+        raise WrongUse(f"'{text}' is outside of the years 1 to 9999 in UTC") from None
 
 
 def to_micros(moment: dt.datetime) -> int:

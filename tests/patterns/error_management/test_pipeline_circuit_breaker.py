@@ -135,6 +135,58 @@ def test_wrong_use_and_not_ready_are_no_failures_of_the_source(
     assert feed.run("02:09", action="status")["pending"] == ["2024-03-01T01"]
 
 
+@pytest.mark.parametrize(
+    ("command", "opens"),
+    [
+        (["dbt", "build", "--vars", "{slice}"], True),
+        (["/usr/bin/dbt", "build"], True),
+        (["uv", "run", "dbt", "build"], True),
+        (["python", "-m", "dbt.cli.main", "build"], True),
+        (["spark-submit", "job.py", "--source", "dbt"], False),
+        (["sh", "-c", "dbt build"], False),
+    ],
+)
+def test_exit_code_2_of_dbt_is_a_failure_of_the_slice(
+    tmp_path: Path, command: list[str], opens: bool
+) -> None:
+    """dbt ends with it when the connection is lost, and for wrong use alike."""
+    for hour in ("01", "02", "03"):
+        params = Parameters(
+            str(tmp_path), "visits", f"2024-03-01T{hour}", command, now=f"2024-03-01T{hour}:30"
+        )
+        with pytest.raises(JobFailed if opens else WrongUse) as failed:
+            job.run(params, lambda _: 2)
+        assert failed.value.exit_code == (1 if opens else 2)
+    assert CircuitBreaker("visits", tmp_path).status().state is (State.OPEN if opens else State.CLOSED)
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("no-such-program", "No such file or directory"),
+        ("/", "Permission denied"),
+        ("a\0b", "embedded null byte"),
+    ],
+)
+def test_a_command_that_can_not_be_started_is_wrong_use(feed: Feed, program: str, cause: str) -> None:
+    params = Parameters(str(feed.folder), "visits", "2024-03-01T01", [program], failed_slices=1)
+    with pytest.raises(WrongUse, match=rf"can't be started \({cause}\); the circuit is as it was"):
+        job.run(params)
+    assert feed.state() is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"pending": [5]}, {"pending": "2024"}, {"openings": "x"}, {"reason": 5}, {"transitions": None}],
+)
+def test_a_circuit_s_file_of_another_form_is_one_sentence(feed: Feed, changed: dict[str, Any]) -> None:
+    feed.run("02:05", "2024-03-01T01")
+    file = feed.folder / "visits.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    with pytest.raises(JobFailed, match=r"the circuit's file .*visits\.json can't be read \(TypeError\)"):
+        feed.run("03:05", "2024-03-01T02")
+
+
 def test_one_run_of_a_source_at_a_time_so_one_trial(feed: Feed) -> None:
     open_it(feed)
     other: list[str] = []
@@ -199,6 +251,7 @@ def test_reset_by_hand_owes_nothing_less(feed: Feed) -> None:
         ({"failed_slices": 0}, "failed_slices must be 1 or more, got 0"),
         ({"minimum_slices": 0}, "minimum_slices must be 1 or more, got 0"),
         ({"failure_rate": 2}, "failure_rate is 2"),
+        ({"open_seconds": 1e300}, r"open_seconds must be 3153600000 \(100 years\) or less, got 1e\+300"),
     ],
 )
 def test_wrong_use_gives_one_sentence(changes: dict[str, Any], message: str) -> None:
