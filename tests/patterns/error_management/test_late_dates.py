@@ -40,6 +40,8 @@ def test_backfill_runs_overlap_nowhere_and_say_what_they_cover() -> None:
     assert [run.date for run in runs] == [f"{october}02", f"{october}07", f"{october}12"]
     covered = [date for run in runs for date in run.covers]
     assert covered == dates_between("2024-09-28", "2024-10-12")
+    (one_day,) = backfill_runs("2024-10-02", "2024-10-02", 1)
+    assert one_day.covers == ("2024-10-01", "2024-10-02")
     with pytest.raises(ValueError, match="the backfill from 2024-10-02 to 2024-10-01 is empty"):
         backfill_runs("2024-10-02", "2024-10-01", 4)
 
@@ -85,6 +87,21 @@ def test_beyond_the_accepted_lookback_late_data_is_ignored_and_reported(stateful
     assert plan == LatePlan(ignored=("2024-09-21",))
 
 
+def test_the_last_day_of_the_lookback_is_accepted() -> None:
+    plan = late_plan(december(d16=(2, 1), d17=(2, 1)), "2024-12-19", max_lookback_days=2)
+    assert plan == LatePlan(dates=("2024-12-17",), ignored=("2024-12-16",))
+
+
+def test_a_date_behind_one_that_was_read_later_is_outdated_in_a_chain_alone() -> None:
+    for behind in ((1, 4), (None, None)):
+        partitions = december(d10=(1, 5), d11=behind)
+        assert late_plan(partitions, "2024-12-12").dates == ()
+        assert late_plan(partitions, "2024-12-12", stateful=True).dates == ("2024-12-11",)
+    at_the_first_version = december(d10=(0, 0), d11=(None, None))
+    assert late_plan(at_the_first_version, "2024-12-12", stateful=True).dates == ("2024-12-11",)
+    assert late_plan(december(d10=(None, None)), "2024-12-12", stateful=True).dates == ()
+
+
 def test_one_run_takes_at_most_so_many_and_an_interrupted_chain_goes_on() -> None:
     history = old_history()
     plan = late_plan(history, "2024-10-21", stateful=True, max_partitions=3)
@@ -104,3 +121,7 @@ def test_a_chain_waits_for_a_claim_in_it_while_other_dates_do_not() -> None:
     assert late_plan(partitions, "2024-12-12").claimed == ("2024-12-11",)
     chain = late_plan(partitions, "2024-12-12", stateful=True)
     assert (chain.dates, chain.claimed, chain.postponed) == ((), ("2024-12-11",), ("2024-12-10",))
+    ignored = late_plan(
+        partitions | december(d01=(5, 1)), "2024-12-12", stateful=True, max_lookback_days=5
+    ).ignored
+    assert ignored == ("2024-12-01",)

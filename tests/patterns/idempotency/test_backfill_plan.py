@@ -34,6 +34,7 @@ def test_a_range_is_cut_into_chunks_that_hold_each_date_once(
     first: str, last: str, days: int, expected: list[str]
 ) -> None:
     chunks = chunks_of(first, last, days)
+    assert chunks_of(first, last) == chunks_of(first, last, 7)
     assert [str(chunk) for chunk in chunks] == expected
     dates = [date for chunk in chunks for date in chunk.dates]
     assert (dates[0], dates[-1], len(dates)) == (first, last, len(set(dates)))
@@ -126,11 +127,35 @@ OLD = Profile(10, totals={"views": 100.0}, nulls={"page": 1})
             Profile(10, totals={"views": 100.0}, nulls={"page": 4}),
             ["page is NULL in 40% of the rows in place of 10%"],
         ),
+        (
+            Profile(10, totals={"views": 100.0}, nulls={"user": 3}),
+            ["user is NULL in 30% of the rows in place of 0%"],
+        ),
+        (Profile(10, totals={"views": 100.0}, nulls={"page": 2}), []),
         (NO_ROWS, ["0 rows in place of 10", "views sums up to None in place of 100.0"]),
     ],
 )
 def test_rows_totals_and_nulls_are_compared_with_the_old_ones(new: Profile, expected: list[str]) -> None:
     assert deviations(OLD, new, 0.2) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.2)])
+def test_a_total_of_nought_is_a_number_like_any_other(before: float, after: float) -> None:
+    new, old = (Profile(10, totals={"views": views}) for views in (after, before))
+    assert deviations(old, new, 0.5) == [f"views sums up to {after} in place of {before}"]
+    assert deviations(old, old, 0.0) == []
+
+
+def test_a_total_that_can_t_be_compared_hides_no_other() -> None:
+    old = Profile(10, totals={"views": math.nan, "seconds": 10.0})
+    new = Profile(10, totals={"views": 1.0, "seconds": 1.0})
+    assert deviations(old, new, 0.2) == ["seconds sums up to 1.0 in place of 10.0"]
+
+
+def test_profiles_have_one_content_if_rows_and_hashes_are_equal() -> None:
+    assert Profile(2, 7, nulls={"page": 1}).has_content_of(Profile(2, 7))
+    assert not Profile(2, 7).has_content_of(Profile(2, 8))
+    assert not Profile(2, 7).has_content_of(Profile(3, 7))
 
 
 @pytest.mark.parametrize("total", [math.nan, math.inf, -math.inf])
@@ -157,5 +182,7 @@ def test_a_date_without_old_rows_has_nothing_to_be_compared_with() -> None:
 def test_chunks_overlap_when_they_share_a_date() -> None:
     week = Chunk("2024-03-01", "2024-03-07")
     assert week.overlaps(Chunk("2024-03-07", "2024-03-09"))
+    assert Chunk("2024-03-07", "2024-03-09").overlaps(week)
     assert not week.overlaps(Chunk("2024-03-08", "2024-03-09"))
+    assert not Chunk("2024-03-08", "2024-03-09").overlaps(week)
     assert week.widened(1) == Chunk("2024-02-29", "2024-03-08")
