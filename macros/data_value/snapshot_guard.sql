@@ -8,6 +8,9 @@
     - With a list of keys dbt-spark adds helper columns to the table and fails at the second run.
     - `--empty` reads no row of the source, and dbt would close all versions; `--sample` reads a part, and dbt would close
       the others.
+    - A column of the query with a name of dbt's own, or of a type that no later run can compare, is refused by the first
+      run. So is a row that a later run refuses.
+    - A column that the query no longer has is left to the table, where dbt-spark fails; a new one gets its whole type.
 
     With `check_cols` the timestamp strategy adds a version only when the time is newer and one of these columns differs.
 -#}
@@ -85,14 +88,105 @@
 
 
 {% macro _snapshot_query_columns(node) %}
-    {#- The names of the query's columns, as a mapping so that column_name finds them. -#}
-    {{ return(dict.fromkeys(dbt.get_columns_in_query(node['compiled_code']))) }}
+    {#- The query's columns, checked, as a mapping of names to types. -#}
+    {%- set columns = lakehouse_patterns.query_types(node['compiled_code']) -%}
+    {%- do lakehouse_patterns._snapshot_require_free_names(columns) -%}
+    {%- do lakehouse_patterns._snapshot_require_usable_options(columns) -%}
+    {{ return(columns) }}
+{% endmacro %}
+
+
+{% macro _snapshot_require_free_names(columns) %}
+    {%- set own = ['dbt_change_type', 'dbt_unique_key'] -%}
+    {%- do own.extend(lakehouse_patterns._snapshot_columns().values()) -%}
+    {%- do own.extend(lakehouse_patterns._snapshot_key_columns(config.get('unique_key'))) -%}
+    {%- for name in columns -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns.column_name(own, name) is none,
+            "the snapshot's column '" ~ name ~ "' has a name that dbt gives to a column of its own: rename it in the query"
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _snapshot_require_usable_options(columns) %}
+    {#- What only the second run would compare is refused by the first. -#}
+    {%- set key, updated_at = lakehouse_patterns.as_list(config.get('unique_key')), config.get('updated_at') -%}
+    {%- for name in key if modules.re.fullmatch('\\w+|`[^`]+`', name) -%}
+        {%- do lakehouse_patterns._snapshot_require_column(
+            columns, name, 'unique_key of a snapshot must name columns of its query'
+        ) -%}
+    {%- endfor -%}
+    {%- do lakehouse_patterns.require_sortable(columns, key, 'unique_key') -%}
+    {#- dbt compares `source_data.<updated_at>`: no expression. -#}
+    {%- do lakehouse_patterns.require_time(
+        columns,
+        'updated_at of a snapshot',
+        lakehouse_patterns._snapshot_require_column(
+            columns, updated_at, 'updated_at of a snapshot must be a column that its query selects or computes'
+        )
+    ) -%}
+    {%- do lakehouse_patterns.require_sortable(
+        columns, lakehouse_patterns._snapshot_checked_columns(columns), 'check_cols of a snapshot'
+    ) -%}
+{% endmacro %}
+
+
+{% macro _snapshot_require_column(columns, name, rule) %}
+    {#- The column that an option names, as the query spells it. -#}
+    {%- set known = lakehouse_patterns._snapshot_column(columns, name) -%}
+    {%- do lakehouse_patterns.require(
+        known is not none,
+        rule ~ ", got '" ~ name ~ "'; the query has: " ~ (columns | join(', '))
+    ) -%}
+    {{ return(known) }}
+{% endmacro %}
+
+
+{% macro _snapshot_checked_columns(columns) %}
+    {%- set checked = [] -%}
+    {%- set names = columns if config.get('check_cols') == 'all'
+        else lakehouse_patterns.as_list(config.get('check_cols')) -%}
+    {%- for name in names -%}
+        {%- do checked.append(lakehouse_patterns._snapshot_require_column(
+            columns, name, "check_cols of a snapshot must be 'all' or columns of its query"
+        )) -%}
+    {%- endfor -%}
+    {{ return(checked) }}
+{% endmacro %}
+
+
+{% macro _snapshot_column(columns, name) %}
+    {#- A column as a relation spells it, whether an option quotes it or not; none for an expression. -#}
+    {{ return(
+        lakehouse_patterns.column_name(columns, name)
+        or lakehouse_patterns.column_name(columns, name | replace('`', ''))
+    ) }}
+{% endmacro %}
+
+
+{% macro _snapshot_key_columns(unique_key) %}
+    {#- The columns in which dbt keeps the key while it compares. -#}
+    {%- if unique_key is string -%}
+        {{ return(['dbt_unique_key']) }}
+    {%- endif -%}
+    {%- set names = [] -%}
+    {%- for name in unique_key -%}
+        {%- do names.append('dbt_unique_key_' ~ loop.index) -%}
+    {%- endfor -%}
+    {{ return(names) }}
+{% endmacro %}
+
+
+{% macro _is_guarded_snapshot() %}
+    {#- For dbt's macros that get no strategy. -#}
+    {{ return((config.get('strategy') or '').startswith('lakehouse_patterns.')) }}
 {% endmacro %}
 
 
 {% macro _snapshot_quoted(columns, name) %}
-    {#- A column of the query, quoted. Other texts are SQL expressions, which dbt allows. -#}
-    {%- set known = lakehouse_patterns.column_name(columns, name) -%}
+    {#- A column of the query, quoted. Other texts are SQL expressions, which dbt allows in `unique_key`. -#}
+    {%- set known = lakehouse_patterns._snapshot_column(columns, name) -%}
     {{ return(name if known is none else lakehouse_patterns.quoted_name(known)) }}
 {% endmacro %}
 
@@ -105,7 +199,7 @@
 {% macro _snapshot_stored_time(snapshotted_rel, target_exists) %}
     {#- The stored `updated_at`, which a version that began at a run's start still has; the beginning without it. -#}
     {%- set begins = snapshotted_rel ~ '.' ~ lakehouse_patterns._snapshot_columns().dbt_valid_from -%}
-    {%- set known = lakehouse_patterns.column_name(
+    {%- set known = lakehouse_patterns._snapshot_column(
         lakehouse_patterns._snapshot_stored_columns(target_exists), config.get('updated_at')
     ) -%}
     {%- if known is none -%}
@@ -118,15 +212,7 @@
 {% macro _snapshot_values_differ(columns, snapshotted_rel, current_rel, target_exists) %}
     {#- Whether a column of check_cols differs. A column that the table lacks differs in all rows. -#}
     {%- set stored, conditions = lakehouse_patterns._snapshot_stored_columns(target_exists), [] -%}
-    {%- set checked = columns if config.get('check_cols') == 'all'
-        else lakehouse_patterns.as_list(config.get('check_cols')) -%}
-    {%- for name in checked -%}
-        {%- set known = lakehouse_patterns.column_name(columns, name | replace('`', '')) -%}
-        {%- do lakehouse_patterns.require(
-            known is not none,
-            "check_cols of a snapshot must be 'all' or columns of its query, got '" ~ name ~ "'; the query has: "
-            ~ (columns | join(', '))
-        ) -%}
+    {%- for known in lakehouse_patterns._snapshot_checked_columns(columns) -%}
         {%- if lakehouse_patterns.column_name(stored, known) is none -%}
             {{ return('true') }}
         {%- endif -%}
@@ -175,6 +261,46 @@
 {% endmacro %}
 
 
+{% macro spark__build_snapshot_table(strategy, sql) %}
+    {#- The first run. Rows are distributed by what checks them: no check fails in the task that writes, under a trace. -#}
+    {%- set rows = lakehouse_patterns.adapter_macro('build_snapshot_table')(strategy, sql) -%}
+    {%- if not strategy.get('lakehouse_patterns_updated_at') -%}
+        {{ return(rows) }}
+    {%- endif -%}
+    {{ return(
+        'select * from (' ~ rows ~ ')\ndistribute by '
+        ~ lakehouse_patterns.quoted_name(lakehouse_patterns._snapshot_columns().dbt_scd_id)
+    ) }}
+{% endmacro %}
+
+
+{% macro spark__create_columns(relation, columns) %}
+    {#- dbt gives the types of new columns as `describe` cuts them. -#}
+    {%- if not lakehouse_patterns._is_guarded_snapshot() -%}
+        {{ return(lakehouse_patterns.adapter_macro('create_columns')(relation, columns)) }}
+    {%- endif -%}
+    {%- set stored = lakehouse_patterns.column_types(relation) -%}
+    {%- set given = lakehouse_patterns.query_types(model.compiled_code) -%}
+    {%- do lakehouse_patterns.add_columns(
+        relation, stored, lakehouse_patterns.schema_differences(stored, given).added
+    ) -%}
+{% endmacro %}
+
+
+{% macro spark__snapshot_merge_sql(target, source, insert_cols) %}
+    {#- dbt-spark's `insert *` needs every column of the table. One that the query lost is the table's to fill. -#}
+    {%- set merge = lakehouse_patterns.adapter_macro('snapshot_merge_sql')(target, source, insert_cols) -%}
+    {%- if not lakehouse_patterns._is_guarded_snapshot() -%}
+        {{ return(merge) }}
+    {%- endif -%}
+    {{ return(merge | replace(
+        'insert *',
+        'insert (' ~ (insert_cols | join(', ')) ~ ') values (DBT_INTERNAL_SOURCE.'
+        ~ (insert_cols | join(', DBT_INTERNAL_SOURCE.')) ~ ')'
+    )) }}
+{% endmacro %}
+
+
 {% macro spark__snapshot_staging_table(strategy, source_sql, target_relation) %}
     {#- The rows that dbt merges into the table, without any helper column: dbt-spark would add it to the table. -#}
     {%- if not strategy.get('lakehouse_patterns_updated_at') -%}
@@ -182,14 +308,7 @@
             strategy, source_sql, target_relation
         )) }}
     {%- endif -%}
-    {%- set helpers = ['lakehouse_patterns_begins_at'] -%}
-    {%- if strategy.unique_key is string -%}
-        {%- do helpers.append('dbt_unique_key') -%}
-    {%- else -%}
-        {%- for name in strategy.unique_key -%}
-            {%- do helpers.append('dbt_unique_key_' ~ loop.index) -%}
-        {%- endfor -%}
-    {%- endif -%}
+    {%- set helpers = ['lakehouse_patterns_begins_at'] + lakehouse_patterns._snapshot_key_columns(strategy.unique_key) -%}
     select * except ({{ helpers | join(', ') }})
     from (
         {{ dbt.default__snapshot_staging_table(

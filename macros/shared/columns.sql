@@ -14,9 +14,25 @@
 
 
 {% macro column_types(relation) %}
-    {#- `describe` cuts a struct of more than 25 fields short; the whole type costs a second statement. -#}
     {%- set relation = lakehouse_patterns.unlimited(relation) -%}
-    {%- set types = lakehouse_patterns.types_of(adapter.get_columns_in_relation(relation)) -%}
+    {{ return(lakehouse_patterns._with_whole_types(
+        lakehouse_patterns.types_of(adapter.get_columns_in_relation(relation)), relation
+    )) }}
+{% endmacro %}
+
+
+{% macro query_types(sql) %}
+    {#- The same of a query, which isn't run. -#}
+    {%- set types, relation = {}, '(\n' ~ sql ~ '\n)' -%}
+    {%- for row in run_query('describe query select * from ' ~ relation).rows -%}
+        {%- do types.update({row[0]: row[1]}) -%}
+    {%- endfor -%}
+    {{ return(lakehouse_patterns._with_whole_types(types, relation)) }}
+{% endmacro %}
+
+
+{% macro _with_whole_types(types, relation) %}
+    {#- `describe` cuts a struct of more than 25 fields short; the whole type costs a second statement. -#}
     {%- set cut = [] -%}
     {%- for name, type in types.items() if ' more fields' in type -%}
         {%- do cut.append(name) -%}
@@ -54,7 +70,8 @@
         on the empty text would not find the row that an earlier run wrote.
     -#}
     {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
-    {{ return("nullif(" ~ quoted ~ ", '') as " ~ quoted if type == 'string' and name in partitions else quoted) }}
+    {{ return("nullif(" ~ quoted ~ ", '') as " ~ quoted
+        if lakehouse_patterns.stored_type(type) == 'string' and name in partitions else quoted) }}
 {% endmacro %}
 
 
@@ -91,6 +108,20 @@
     {%- do lakehouse_patterns.require(
         types[name] == 'boolean', option ~ " must be a boolean, '" ~ name ~ "' is a " ~ types[name]
     ) -%}
+{% endmacro %}
+
+
+{% macro require_time(types, option, name) %}
+    {%- do lakehouse_patterns.require(
+        types[name] in ['timestamp', 'timestamp_ntz', 'date'],
+        option ~ " must be a timestamp or a date, '" ~ name ~ "' is a " ~ types[name]
+    ) -%}
+{% endmacro %}
+
+
+{% macro holds_type(type, word) %}
+    {#- Whether a type is that of a word or has it inside. A field of such a name has a colon behind it. -#}
+    {{ return(modules.re.search('(^|[<,:])' ~ word ~ '($|[,>])', type) is not none) }}
 {% endmacro %}
 
 

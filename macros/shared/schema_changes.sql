@@ -7,7 +7,8 @@
     append_new_columns: new columns are added to the table, and one that the model no longer selects is NULL in new rows,
         or what the table fills it with: its default, an identity column's next number, a generated column's value
 
-    `sync_all_columns` drops columns, which no materialization of ours does. A type never changes; char and varchar, which
+    `sync_all_columns` drops columns, which no materialization of ours does; with Merger it adds columns and refuses the
+    rest. A type never changes; char and varchar, which
     a table made of a query stores as string, are one type with it: where a table has a length, Delta checks it.
 -#}
 
@@ -48,25 +49,26 @@
 
 {% macro schema_differences(stored, given) %}
     {#-
-        added: {name: type}; absent: names; changed and all: what differs, in words. Names are compared whatever the case
-        of their letters.
+        added: {name: type}; absent: names; and in words: `changed` types, `unlike` (changed and absent) and `all`. Names are
+        compared whatever the case of their letters.
     -#}
-    {%- set absent, added, changed, all = [], {}, [], [] -%}
+    {%- set absent, added, changed, unlike = [], {}, [], [] -%}
     {%- for name, type in stored.items() -%}
         {%- set own = lakehouse_patterns.column_name(given, name) -%}
         {%- if own is none -%}
             {%- do absent.append(name) -%}
-            {%- do all.append('no column ' ~ name) -%}
+            {%- do unlike.append('no column ' ~ name) -%}
         {%- elif lakehouse_patterns.stored_type(given[own]) != lakehouse_patterns.stored_type(type) -%}
             {%- do changed.append(name ~ ' as ' ~ given[own] ~ ' in place of ' ~ type) -%}
-            {%- do all.append(changed[-1]) -%}
+            {%- do unlike.append(changed[-1]) -%}
         {%- endif -%}
     {%- endfor -%}
+    {%- set all = unlike | list -%}
     {%- for name in lakehouse_patterns.names_without_case(given, stored) -%}
         {%- do added.update({name: lakehouse_patterns.stored_type(given[name])}) -%}
         {%- do all.append(name ~ ', which the table lacks') -%}
     {%- endfor -%}
-    {{ return({'absent': absent, 'added': added, 'changed': changed, 'all': all}) }}
+    {{ return({'absent': absent, 'added': added, 'changed': changed, 'unlike': unlike, 'all': all}) }}
 {% endmacro %}
 
 
@@ -107,7 +109,7 @@
 
 {% macro features_of(types) %}
     {#- Delta enables a timestamp without time zone by itself in a new table alone. -#}
-    {%- for type in types.values() if modules.re.search('(^|[<,:])timestamp_ntz($|[,>])', type) -%}
+    {%- for type in types.values() if lakehouse_patterns.holds_type(type, 'timestamp_ntz') -%}
         {{ return({'delta.feature.timestampNtz': 'supported'}) }}
     {%- endfor -%}
     {{ return({}) }}

@@ -6,9 +6,9 @@
 
 {% macro supported_configs() %}
     {{ return({
-        'data_overwrite': ['contract', 'partition_by', 'tblproperties', 'clustered_by', 'buckets', 'options'],
-        'scd2': ['contract', 'unique_key', 'partition_by', 'tblproperties', 'clustered_by', 'buckets', 'options'],
-        'awap': ['contract', 'partition_by', 'tblproperties', 'clustered_by', 'buckets', 'options'],
+        'data_overwrite': ['contract', 'partition_by', 'tblproperties', 'options'],
+        'scd2': ['contract', 'unique_key', 'partition_by', 'tblproperties', 'options'],
+        'awap': ['contract', 'partition_by', 'tblproperties', 'options'],
         'versioned_table': ['contract', 'partition_by', 'tblproperties'],
         'unit_tables': ['partition_by', 'tblproperties'],
     }) }}

@@ -97,6 +97,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "data_overwrite": {
         "incremental_predicates": ["true"],
         "file_format": "parquet",
+        "clustered_by": "id",
+        "buckets": 2,
         "unique_key": "id",
         "incremental_strategy": "merge",
         "merge_exclude_columns": ["id"],
@@ -120,6 +122,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "scd2": {
         "incremental_predicates": ["true"],
         "file_format": "parquet",
+        "clustered_by": "id",
+        "buckets": 2,
         "incremental_strategy": "merge",
         "merge_update_columns": ["amount"],
         "on_schema_change": "sync_all_columns",
@@ -127,6 +131,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "awap": {
         "incremental_predicates": ["true"],
         "file_format": "parquet",
+        "clustered_by": "id",
+        "buckets": 2,
         "unique_key": "id",
         "incremental_strategy": "merge",
         "merge_exclude_columns": ["id"],

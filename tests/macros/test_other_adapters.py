@@ -81,6 +81,15 @@ Plugin = AdapterPlugin(StandinAdapter, Credentials, standin.PACKAGE_PATH, depend
 {% macro standin__snapshot_staging_table(strategy, source_sql, target_relation) %}
     standin snapshot_staging_table {{ target_relation }} {{ source_sql }}
 {% endmacro %}
+{% macro standin__build_snapshot_table(strategy, sql) %}
+    standin build_snapshot_table {{ sql }}
+{% endmacro %}
+{% macro standin__create_columns(relation, columns) %}
+    {% do run_query('standin create_columns ' ~ relation) %}
+{% endmacro %}
+{% macro standin__snapshot_merge_sql(target, source, insert_cols) %}
+    standin snapshot_merge_sql {{ target }} {{ source }} {{ insert_cols }}
+{% endmacro %}
 {% macro standin__generate_database_name(custom_database_name=none, node=none) %}
     {{ return(custom_database_name or target.database) }}
 {% endmacro %}

@@ -1,4 +1,4 @@
-"""Columns that come and go under `append_new_columns`, a struct of 30 fields among them."""
+"""Columns that come and go under `on_schema_change`, a struct of 30 fields among them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 
-SOURCES = "sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: growing}, {name: texts}]}]"
+SOURCES = """
+sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: growing}, {name: widening}, {name: texts}]}]
+"""
 APPENDED = "on_schema_change='append_new_columns'"
 MODELS = {
     "merged": "materialized='incremental', incremental_strategy='merge', unique_key='id', "
@@ -22,6 +24,11 @@ MODELS = {
     "meta={'lakehouse_patterns': {'data_overwrite': {'where': 'id > 0'}}}",
 }
 OVERWRITTEN = MODELS["overwritten"]
+# The first reads a source that loses no column.
+SYNCED = {
+    name: MODELS["merged"].replace("append_new_columns", "sync_all_columns")
+    for name in ("synced", "unsynced")
+}
 AUDITED = (
     "materialized='awap', meta={'lakehouse_patterns': {'awap': {'period': 'id', 'audits': "
     f"[{{'name': 'positive', 'type': 'record', 'valid_when': 'id > 0'}}]}}}}}}, {APPENDED}"
@@ -45,6 +52,11 @@ TEXTS = {
     "texts_history": "materialized='scd2', unique_key='id', "
     f"meta={{'lakehouse_patterns': {{'scd2': {{'changed_at': 'at'}}}}}}, {APPENDED}",
 }
+# A varchar that is the empty text, which Delta stores as NULL in a partition column.
+BY_TEXT = {
+    "texts_by_short": "materialized='data_overwrite', partition_by='SHORT', "
+    "meta={'lakehouse_patterns': {'data_overwrite': {'where': 'short is null'}}}"
+}
 WIDE = ", ".join(f"{number} as field_{number}" for number in range(30))
 
 
@@ -52,12 +64,14 @@ WIDE = ", ".join(f"{number} as field_{number}" for number in range(30))
 def grown(make_project: Callable[..., DbtProject]) -> DbtProject:
     """Models of a source that loses a column and gets a struct of 30 fields, run before and twice after it.
 
-    Those of TEXTS read a table with char and varchar, which gets another one; those of FILLED run once.
+    Those of TEXTS read a table with char and varchar, which gets another one; those of FILLED and `unsynced` run once.
     """
     queries = (
-        dict.fromkeys(MODELS, "select * from {{ source('raw', 'growing') }}")
+        dict.fromkeys((*MODELS, "unsynced"), "select * from {{ source('raw', 'growing') }}")
+        | {"synced": "select * from {{ source('raw', 'widening') }}"}
+        | {"texts_by_short": "select id, short from {{ source('raw', 'texts') }} where id = 2"}
         | dict.fromkeys(FILLED, "select id, note from {{ source('raw', 'growing') }}")
-        | dict.fromkeys(TEXTS, "select * from {{ source('raw', 'texts') }}")
+        | dict.fromkeys(TEXTS, "select * from {{ source('raw', 'texts') }} where id = 1")
         | dict.fromkeys(
             LOCAL,
             "select id, timestamp_ntz'2026-01-05 10:00:00' as local from {{ source('raw', 'growing') }}",
@@ -65,10 +79,11 @@ def grown(make_project: Callable[..., DbtProject]) -> DbtProject:
     )
     files = {
         f"models/{name}.sql": f"{{{{ config({config}) }}}}\n{queries[name]}"
-        for name, config in (MODELS | FILLED | TEXTS | LOCAL).items()
+        for name, config in (MODELS | SYNCED | FILLED | TEXTS | BY_TEXT | LOCAL).items()
     }
     project = make_project(files | {"models/sources.yml": SOURCES})
     project.source("growing", project.spark.sql("select 1 as id, 'first' as note, 7 as old"))
+    project.source("widening", project.spark.sql("select 1 as id, 'first' as note"))
     for name, columns in FILLING.items():
         project.spark.sql(
             f"create table {project.schema}.{name} (ID int, {columns}, note string) using delta "
@@ -78,21 +93,24 @@ def grown(make_project: Callable[..., DbtProject]) -> DbtProject:
     project.spark.sql(
         f"create table {texts} (id int, at timestamp, short varchar(10), fixed char(4)) using delta"
     )
-    project.spark.sql(f"insert into {texts} values (1, timestamp'2026-01-05', 'ab', 'cd')")
+    project.spark.sql(
+        f"insert into {texts} values (1, timestamp'2026-01-05', 'ab', 'cd'), (2, timestamp'2026-01-05', '', 'ef')"
+    )
     project.run("run")
     project.spark.sql(f"alter table {texts} set tblproperties ('delta.feature.timestampNtz' = 'supported')")
     project.spark.sql(f"alter table {texts} add columns (more varchar(5), local timestamp_ntz)")
     project.spark.sql(
         f"update {texts} set more = 'new', local = '2026-01-05 10:00:00', at = timestamp'2026-01-06'"
     )
-    project.source(
-        "growing",
-        project.spark.sql(
-            f"select id, 'second' as note, struct({WIDE}) as wide from values (1), (2) as (id)"
-        ),
-    )
-    project.run("run", "--exclude", "strict", *FILLED)
-    project.run("run", "--exclude", "strict", *FILLED)
+    for name in ("growing", "widening"):
+        project.source(
+            name,
+            project.spark.sql(
+                f"select id, 'second' as note, struct({WIDE}) as wide from values (1), (2) as (id)"
+            ),
+        )
+    project.run("run", "--exclude", "strict", "unsynced", *FILLED)
+    project.run("run", "--exclude", "strict", "unsynced", *FILLED)
     return project
 
 
@@ -104,6 +122,16 @@ def test_a_merge_keeps_a_column_that_the_model_lost_and_excludes_what_it_says(gr
 def test_an_overwritten_slice_has_null_in_a_column_that_the_model_lost(grown: DbtProject) -> None:
     rows = grown.table("overwritten").selectExpr("id", "note", "old", "wide.field_29")
     assert_rows(rows, [(1, "second", None, 29), (2, "second", None, 29)])
+
+
+def test_sync_all_columns_adds_a_column_with_its_whole_type(grown: DbtProject) -> None:
+    rows = grown.table("synced").selectExpr("id", "note", "wide.field_29")
+    assert_rows(rows, [(1, "first", 29), (2, "second", 29)])
+
+
+def test_an_empty_text_of_a_varchar_partition_is_null_as_delta_stores_it(grown: DbtProject) -> None:
+    """As an empty text it would be a row outside of the slice."""
+    assert_rows(grown.table("texts_by_short"), [(2, None)])
 
 
 @pytest.mark.parametrize("name", FILLED)
@@ -137,9 +165,11 @@ def test_rejected_rows_have_timestamps_without_time_zone_from_the_first_run_on(g
 
 
 def test_without_the_option_other_columns_are_refused_and_the_table_stays(grown: DbtProject) -> None:
-    error = grown.fails("run", "--select", "strict")
+    error = grown.fails("run", "--select", "strict", "unsynced")
     assert "no column old, wide, which the table lacks" in error
-    assert_rows(grown.table("strict"), [(1, "first", 7)])
+    assert "have no column old; select the table's columns, or alter the table first" in error
+    for name in ("strict", "unsynced"):
+        assert_rows(grown.table(name), [(1, "first", 7)])
 
 
 @pytest.mark.parametrize(

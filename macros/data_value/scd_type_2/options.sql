@@ -104,10 +104,7 @@
             "the model's column '" ~ name ~ "' has a name that materialized='scd2' gives to a column of its own"
         ) -%}
     {%- endfor -%}
-    {%- do lakehouse_patterns.require(
-        types[names.changed_at] in ['timestamp', 'timestamp_ntz', 'date'],
-        "changed_at must be a timestamp or a date, '" ~ names.changed_at ~ "' is a " ~ types[names.changed_at]
-    ) -%}
+    {%- do lakehouse_patterns.require_time(types, 'changed_at', names.changed_at) -%}
     {%- if names.is_deleted -%}
         {%- do lakehouse_patterns.require_boolean(types, 'is_deleted', names.is_deleted) -%}
     {%- endif -%}

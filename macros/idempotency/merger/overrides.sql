@@ -65,17 +65,23 @@
 
 
 {% macro spark__process_schema_changes(on_schema_change, source_relation, target_relation) %}
-    {#- dbt takes the types of new columns from `describe`, which cuts a long struct short. -#}
-    {%- if on_schema_change != 'append_new_columns' or lakehouse_patterns.options('merger') is none -%}
+    {#-
+        dbt takes the types of new columns from `describe`, which cuts a long struct short. Delta drops no columns for
+        dbt-spark's `sync_all_columns` and changes no types: the batch is refused before a column is added.
+    -#}
+    {%- if on_schema_change not in ['append_new_columns', 'sync_all_columns']
+        or lakehouse_patterns.options('merger') is none -%}
         {{ return(lakehouse_patterns.adapter_macro('process_schema_changes')(
             on_schema_change, source_relation, target_relation
         )) }}
     {%- endif -%}
     {%- set stored = lakehouse_patterns.column_types(target_relation) -%}
     {%- set given = lakehouse_patterns.column_types(source_relation) -%}
-    {%- do lakehouse_patterns.add_columns(
-        target_relation, stored, lakehouse_patterns.schema_differences(stored, given).added
-    ) -%}
+    {%- set differences = lakehouse_patterns.schema_differences(stored, given) -%}
+    {%- if on_schema_change == 'sync_all_columns' -%}
+        {%- do lakehouse_patterns.require_no_differences(target_relation, differences.unlike) -%}
+    {%- endif -%}
+    {%- do lakehouse_patterns.add_columns(target_relation, stored, differences.added) -%}
 {% endmacro %}
 
 

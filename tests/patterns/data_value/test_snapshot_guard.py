@@ -18,11 +18,12 @@ stories = DbtStories("snapshot")
 TIMESTAMP, CHECK = "lakehouse_patterns.timestamp", "lakehouse_patterns.check"
 # Each reads an extract of its own.
 SNAPSHOTS: dict[str, dict[str, Any]] = {
-    "by_time": {"strategy": TIMESTAMP},
+    "by_time": {"strategy": TIMESTAMP, "updated_at": "`Updated_At`"},
     "by_value": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
     "by_time_and_value": {"strategy": TIMESTAMP, "check_cols": ["plan"]},
     "binary_key": {"strategy": TIMESTAMP},
     "list_key": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
+    "evolving": {"strategy": TIMESTAMP, "check_cols": "all"},
     "refusing": {"strategy": TIMESTAMP},
     "twice": {"strategy": CHECK, "check_cols": ["plan"]},
     "keeps_deleted": {"strategy": TIMESTAMP, "hard_deletes": "ignore"},
@@ -48,6 +49,57 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
         "updated_at": "`from`",
         "check_cols": "all",
     },
+}
+# What the first run refuses: config, what its query has in place of PLAIN, and the sentence.
+PLAIN = "'u1' as id, 't' as tenant, 'basic' as plan, timestamp'2026-01-01' as updated_at"
+UNUSABLE: dict[str, tuple[dict[str, Any], str, str]] = {
+    "own_name": (
+        {},
+        f"{PLAIN}, 1 as DBT_Valid_From",
+        "column 'DBT_Valid_From' has a name that dbt gives to a column of its own: rename it in the query",
+    ),
+    "own_key": (
+        {"unique_key": ["id", "tenant"]},
+        f"{PLAIN}, 1 as DBT_UNIQUE_KEY_2",
+        "column 'DBT_UNIQUE_KEY_2' has a name that dbt gives",
+    ),
+    "own_type": ({}, f"{PLAIN}, 1 as dbt_change_type", "column 'dbt_change_type' has a name that dbt gives"),
+    "renamed": (
+        {"snapshot_meta_column_names": {"dbt_valid_from": "since"}},
+        f"{PLAIN}, 1 as Since",
+        "column 'Since' has a name that dbt gives",
+    ),
+    "number_time": (
+        {"updated_at": "plan"},
+        PLAIN.replace("'basic'", "1767225600L"),
+        "updated_at of a snapshot must be a timestamp or a date, 'plan' is a bigint",
+    ),
+    "computed_time": (
+        {"updated_at": "to_timestamp(updated_at)"},
+        PLAIN,
+        "updated_at of a snapshot must be a column that its query selects or computes, got "
+        "'to_timestamp(updated_at)'; the query has: id, tenant, plan, updated_at",
+    ),
+    "lost_key": (
+        {"unique_key": ["id", "idd"]},
+        PLAIN,
+        "unique_key of a snapshot must name columns of its query, got 'idd'; the query has: id, tenant",
+    ),
+    "map_key": (
+        {"unique_key": "plan"},
+        PLAIN.replace("'basic'", "map('of', 1)"),
+        "unique_key may not be 'plan' of type map<string,int>, which Spark neither compares nor sorts",
+    ),
+    "map_among_all": (
+        {"strategy": CHECK, "check_cols": "all"},
+        PLAIN.replace("'basic'", "map('of', 1)"),
+        "check_cols of a snapshot may not be 'plan' of type map<string,int>",
+    ),
+    "variant_by_name": (
+        {"check_cols": ["id", "PLAN"]},
+        PLAIN.replace("'basic'", "parse_json('1')"),
+        "check_cols of a snapshot may not be 'plan' of type variant",
+    ),
 }
 # Spaces, reserved words, and `stored`, which is an alias of the guard's own.
 ODD_EXTRACT = "`Order Id` string, stored string, `select` string, `from` timestamp"
@@ -157,13 +209,17 @@ def test_with_check_cols_a_newer_time_alone_opens_no_version(project: DbtProject
 
 @stories.about("binary_key", "list_key")
 def test_keys_whose_texts_are_equal_are_two_keys(project: DbtProject) -> Story:
-    """X'FF' and X'FE' are no UTF-8; ['a, b'] and ['a', 'b'] are written alike. One of each two changes."""
+    """X'FF' and X'FE' are no UTF-8; ['a, b'] and ['a', 'b'] are written alike. One of each two changes.
+
+    The times of the lists have no time zone.
+    """
     keys = {"binary_key": ("X'FF'", "X'FE'"), "list_key": ("array('a, b')", "array('a', 'b')")}
     for plan, number in (("basic", 1), ("trial", 3)):
         for name, (first, second) in keys.items():
+            time = "timestamp_ntz" if name == "list_key" else "timestamp"
             rows = (
-                f"({first}, 't', '{plan}', timestamp'2026-01-0{number}'), "
-                f"({second}, 't', 'basic', timestamp'2026-01-01')"
+                f"({first}, 't', '{plan}', {time}'2026-01-0{number}'), "
+                f"({second}, 't', 'basic', {time}'2026-01-01')"
             )
             project.source(
                 f"{name}_extract",
@@ -204,7 +260,9 @@ def test_rows_without_key_or_time_and_keys_that_come_twice_are_refused(project: 
 @stories.about("twice")
 def test_a_key_that_comes_twice_is_refused_by_the_first_run_too(project: DbtProject) -> Story:
     extract(project, "twice", ("u1", "basic", day(1)), ("u1", "basic", day(1)))
-    assert "the query of the snapshot gives a key more than once: u1" in (yield FAILS)
+    refused = "the query of the snapshot gives a key more than once: u1; keep one row of each key"
+    first_lines = "\n".join((yield FAILS).splitlines()[:3])
+    assert refused in first_lines, "no trace stands before the sentence"
     assert not project.spark.catalog.tableExists(f"{project.schema}.twice")
 
 
@@ -239,6 +297,44 @@ def test_names_are_quoted_and_found_in_any_case(project: DbtProject) -> Story:
         )  # fmt: skip
 
 
+@stories.about("evolving")
+def test_columns_come_and_go(project: DbtProject) -> Story:
+    """A column that is lost gets no value in new versions: the table has a default here. A struct comes as a whole."""
+    table = f"{project.schema}.evolving"
+    wide = ", ".join(f"{number} as field_{number}" for number in range(30))
+
+    def given(query: str) -> None:
+        project.source("evolving_extract", project.spark.sql(query))
+
+    given(f"select {PLAIN}, 7 as old, 'a' as src")
+    yield PASSES
+    for change in (
+        "set tblproperties ('delta.feature.allowColumnDefaults' = 'supported')",
+        "alter column src set default 'web'",
+    ):
+        project.spark.sql(f"alter table {table} {change}")
+    given(f"select {PLAIN.replace('-01-01', '-01-03')}, struct({wide}) as wide")
+    yield PASSES
+    yield PASSES
+    assert_rows(
+        project.table("evolving").selectExpr(
+            "id", "old", "src", "wide.field_29", "dbt_valid_from", "dbt_valid_to"
+        ),
+        [("u1", 7, "a", None, day(1), day(3)), ("u1", None, "web", 29, day(3), None)],
+    )
+
+
+@stories.about(*UNUSABLE)
+def test_what_a_later_run_can_not_take_is_refused_by_the_first(project: DbtProject) -> Story:
+    for name, (_, columns, _) in UNUSABLE.items():
+        project.spark.sql(f"create view {project.schema}.{name}_extract as select {columns}")
+    errors = yield FAILS
+    for name, (_, _, sentence) in UNUSABLE.items():
+        assert f"{name}: error" in errors
+        assert sentence in errors
+        assert not project.spark.catalog.tableExists(f"{project.schema}.{name}")
+
+
 @stories.about("keeps_deleted", "adds_deleted", "by_clock", "by_nothing", "by_absent_value")
 def test_settings_that_go_wrong_silently_are_refused(project: DbtProject) -> Story:
     for name in ("keeps_deleted", "adds_deleted", "by_clock", "by_nothing", "by_absent_value"):
@@ -261,7 +357,8 @@ def test_settings_that_go_wrong_silently_are_refused(project: DbtProject) -> Sto
 @pytest.fixture(scope="module")
 def project(make_project: Callable[..., DbtProject]) -> DbtProject:
     """Return a project with all these snapshots."""
-    tables = [{"name": f"{name}_extract", "config": {"event_time": "updated_at"}} for name in SNAPSHOTS]
+    configs = SNAPSHOTS | {name: {"strategy": TIMESTAMP} | config for name, (config, *_) in UNUSABLE.items()}
+    tables = [{"name": f"{name}_extract", "config": {"event_time": "updated_at"}} for name in configs]
     base = {"unique_key": "id", "hard_deletes": "invalidate", "updated_at": "updated_at"}
     snapshots = [
         {
@@ -269,7 +366,7 @@ def project(make_project: Callable[..., DbtProject]) -> DbtProject:
             "relation": f"source('raw', '{name}_extract')",
             "config": base | config | ({"tblproperties": MAPPED} if name.startswith("odd") else {}),
         }
-        for name, config in SNAPSHOTS.items()
+        for name, config in configs.items()
     ]
     sources = [{"name": "raw", "schema": "{{ target.schema }}", "tables": tables}]
     return make_project(
