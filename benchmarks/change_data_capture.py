@@ -16,9 +16,10 @@ from pyspark.sql import functions as F
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from case_study.continuous import Models, follow
 from python_jobs.ingestion.change_data_capture import Parameters, run
-from services.debezium import running_debezium
+from services.debezium import Connector
 from services.kafka import Broker, Record, running_broker
 from services.postgres import Database, running_postgres
+from services.processes import running
 from tests.support.dbt_project import DbtProject
 from tests.support.snippets import snippets
 
@@ -69,7 +70,7 @@ def throughput(bench: Workbench, broker: Broker) -> Comparison:
         )
 
     def payloads(name: str) -> DataFrame:
-        return bench.spark.read.format("delta").load(str(paths[name] / "bronze")).select("payload")
+        return bench.table(paths[name] / "bronze").select("payload")
 
     return Comparison(
         title="Kafka to bronze",
@@ -104,7 +105,7 @@ def latency(bench: Workbench, broker: Broker) -> Comparison:
                 "create table users (id bigint primary key, name text)",
                 f"insert into users select i, 'user ' || i from generate_series(1, {USERS}) as i",
             )
-            with running_debezium(bench.folder / "connect", broker, database, ["public.users"], "shop"):
+            with running(Connector(bench.folder / "connect", broker, database, ["public.users"], "shop")):
                 measured.update(_measure(bench, broker, database, seconds))
 
     return Comparison(

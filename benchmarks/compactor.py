@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
@@ -42,9 +41,6 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         shutil.copytree(small, path, copy_function=os.link)
         return path
 
-    def table(path: Path) -> DataFrame:
-        return spark.read.format("delta").load(str(path))
-
     def compact(path: Path) -> dict[str, object]:
         return run(spark, Parameters(table=str(path), vacuum=False))
 
@@ -55,15 +51,15 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     for title, condition in (("Read all rows", "true"), ("Read one day of 30", "date = '2024-03-10'")):
 
         def read(path: Path, condition: str = condition) -> None:
-            table(path).where(condition).write.format("noop").mode("overwrite").save()
+            bench.table(path).where(condition).write.format("noop").mode("overwrite").save()
 
         yield Comparison(
             title=title,
             rows=rows,
             note=f"{report['files_before']} files against the {report['files_after']} they became.",
             variants=[
-                Variant("small files", lambda read=read: read(small), lambda: table(small)),
-                Variant("compacted", lambda read=read: read(compacted), lambda: table(compacted)),
+                Variant("small files", lambda read=read: read(small), lambda: bench.table(small)),
+                Variant("compacted", lambda read=read: read(compacted), lambda: bench.table(compacted)),
             ],
             aims=[Aim("compacted", "small files", 0.5)],
             repetitions=3,
@@ -84,10 +80,12 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
             Variant(
                 "Compactor",
                 lambda: compact(bench.folder / "by_job"),
-                lambda: table(bench.folder / "by_job"),
+                lambda: bench.table(bench.folder / "by_job"),
                 lambda: twin("by_job"),
             ),
-            Variant("OPTIMIZE", optimize, lambda: table(bench.folder / "by_hand"), lambda: twin("by_hand")),
+            Variant(
+                "OPTIMIZE", optimize, lambda: bench.table(bench.folder / "by_hand"), lambda: twin("by_hand")
+            ),
         ],
         aims=[Aim("Compactor", "OPTIMIZE", 1.15)],
         repetitions=3,

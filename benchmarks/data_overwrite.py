@@ -37,9 +37,6 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     def of_day(frame: DataFrame) -> DataFrame:
         return frame.where(f"event_date = '{DAY}'")
 
-    def read(path: Path) -> DataFrame:
-        return spark.read.format("delta").load(str(path))
-
     old, new = visits("page"), visits("corrected")
     old.write.format("delta").save(str(built / "plain"))
     old.repartition(8, "event_date").write.format("delta").partitionBy("event_date").save(str(built / "days"))
@@ -49,7 +46,10 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     new.write.format("delta").save(str(built / "new_all"))
 
     def variant(
-        name: str, table: str, work: Callable[[str], object], result: Callable[[Path], DataFrame] = read
+        name: str,
+        table: str,
+        work: Callable[[str], object],
+        result: Callable[[Path], DataFrame] = bench.table,
     ) -> Variant:
         place = bench.folder / "runs" / name.replace(" ", "_")
 
@@ -62,23 +62,23 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     def delete_and_insert(where: str, source: str) -> Callable[[str], object]:
         def work(path: str) -> None:
             spark.sql(f"delete from delta.`{path}` where {where}")
-            read(built / source).write.format("delta").mode("append").save(path)
+            bench.table(built / source).write.format("delta").mode("append").save(path)
 
         return work
 
     def replace(where: str | None, source: str) -> Callable[[str], object]:
-        return lambda path: overwrite(spark, read(built / source), path, where)
+        return lambda path: overwrite(spark, bench.table(built / source), path, where)
 
     def dynamic(path: str) -> None:
         with settings(spark, {"spark.sql.sources.partitionOverwriteMode": "dynamic"}):
-            read(built / "new_day").write.format("delta").mode("overwrite").save(path)
+            bench.table(built / "new_day").write.format("delta").mode("overwrite").save(path)
 
     def clean_unit(path: str) -> None:
         spark.sql(f"delete from delta.`{path}/day`")
-        read(built / "new_day").write.format("delta").mode("append").save(f"{path}/day")
+        bench.table(built / "new_day").write.format("delta").mode("append").save(f"{path}/day")
 
     def union_of_units(path: Path) -> DataFrame:
-        return read(path / "others").unionByName(read(path / "day"))
+        return bench.table(path / "others").unionByName(bench.table(path / "day"))
 
     of_the_day = f"event_date = '{DAY}'"
     yield Comparison(

@@ -43,23 +43,20 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         )
         full_loader.run(spark, parameters)
 
-    def delta(path: str) -> Any:
-        return spark.read.format("delta").load(path)
-
     yield Comparison(
         "CSV into Delta",
         rows,
         [
-            Variant("overwrite in place", overwrite, lambda: delta(plain)),
+            Variant("overwrite in place", overwrite, lambda: bench.table(plain)),
             Variant(
                 "Full Loader, NOT NULL",
                 lambda: load(public, None),
-                lambda: delta(public),
+                lambda: bench.table(public),
             ),
             Variant(
                 "Full Loader, NOT NULL and key",
                 lambda: load(checked, KEY),
-                lambda: delta(checked),
+                lambda: bench.table(checked),
             ),
         ],
         repetitions=3,

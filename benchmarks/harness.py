@@ -111,6 +111,10 @@ class Workbench:
         SparkSession.builder.config("spark.sql.warehouse.dir", warehouse).getOrCreate()
         return spark_session(f"benchmark {self.name}")
 
+    def table(self, path: str | Path) -> DataFrame:
+        """The rows of a Delta table."""
+        return self.spark.read.format("delta").load(str(path))
+
     def close(self) -> None:
         """Stops the session, if one was started, and removes the scratch folder."""
         if "spark" in self.__dict__:

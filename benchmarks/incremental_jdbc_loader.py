@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyspark.sql import DataFrame
-
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from python_jobs.ingestion.incremental_table_loader import Parameters, run
 from services.postgres import Database, running_postgres
@@ -83,13 +81,10 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         def variant(name: str, connections: int | None) -> Variant:
             folder = "plain" if connections is None else f"connections_{connections}"
 
-            def rows_written() -> DataFrame:
-                return spark.read.format("delta").load(target(folder))
-
             return Variant(
                 name,
                 plain if connections is None else lambda: load(folder, connections),
-                rows_written,
+                lambda: bench.table(target(folder)),
                 lambda: shutil.rmtree(target(folder), ignore_errors=True),
             )
 

@@ -59,7 +59,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     for file in range(files):  # one commit a file: their order is that of the event times
         ids = spark.range(file * rows // files, (file + 1) * rows // files, 1, 1)
         visits(ids, rows).write.format("delta").mode("append").save(source)
-    columns = spark.read.format("delta").load(source).columns
+    columns = bench.table(source).columns
     reports: dict[str, Any] = {}
 
     def path(variant: str, name: str) -> str:
@@ -87,7 +87,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         reports["detector"] = job.run(spark, parameters)
 
     def table(variant: str, name: str) -> DataFrame:
-        return spark.read.format("delta").load(path(variant, name)).select(*columns)
+        return bench.table(path(variant, name)).select(*columns)
 
     def clear(variant: str) -> None:
         shutil.rmtree(bench.folder / variant, ignore_errors=True)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
@@ -73,10 +72,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
             else:
                 run_static(folder, only_changed)
 
-        def result() -> DataFrame:
-            return spark.read.format("delta").load(str(folder / "statistics"))
-
-        return Variant(name, work, result, prepare)
+        return Variant(name, work, lambda: bench.table(folder / "statistics"), prepare)
 
     yield Comparison(
         title="Integrate the late data of 2 of 15 days",

@@ -161,7 +161,7 @@ def against_mack(bench: Workbench, data: Users) -> Comparison:
     def upsert() -> None:
         mack.type_2_scd_upsert(
             DeltaTable.forPath(bench.spark, theirs),
-            bench.spark.read.format("delta").load(changes).withColumnRenamed("updated_at", "effective_time"),
+            bench.table(changes).withColumnRenamed("updated_at", "effective_time"),
             "id",
             ATTRIBUTES,
         )
@@ -170,7 +170,7 @@ def against_mack(bench: Workbench, data: Users) -> Comparison:
         bench.spark.sql(f"restore table delta.`{path}` to version as of 0")
 
     def versions(path: str, start: str, end: str) -> DataFrame:
-        rows = bench.spark.read.format("delta").load(path)
+        rows = bench.table(path)
         return rows.select(
             "id", *ATTRIBUTES, F.col(start).alias("start"), F.col(end).alias("end"), "is_current"
         )

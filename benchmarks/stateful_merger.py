@@ -66,15 +66,12 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         newest = all_before.groupBy("id").agg(F.max_by(F.struct("run", "payload"), "run").alias("row"))
         write_once(spark, newest.select("id", "row.*"), built, replace_all=True)
 
-    def read(table: str) -> DataFrame:
-        return spark.read.format("delta").load(table)
-
     yield Comparison(
         "Back to the table before the newest run",
         rows,
         [
-            Variant("rebuild from the increments", rebuild, lambda: read(built)),
-            Variant("restore", restore, lambda: read(f"{live}/table"), fresh),
+            Variant("rebuild from the increments", rebuild, lambda: bench.table(built)),
+            Variant("restore", restore, lambda: bench.table(f"{live}/table"), fresh),
         ],
         [Aim("restore", "rebuild from the increments", 0.5)],
         repetitions=3,
@@ -98,9 +95,9 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         "The newest run",
         rows,
         [
-            Variant("Merger alone", merge_alone, lambda: read(plain), before_the_run),
-            Variant("Stateful Merger", replay, lambda: read(plain), before_the_run),
-            Variant("Stateful Merger, which restores first", replay, lambda: read(plain), fresh),
+            Variant("Merger alone", merge_alone, lambda: bench.table(plain), before_the_run),
+            Variant("Stateful Merger", replay, lambda: bench.table(plain), before_the_run),
+            Variant("Stateful Merger, which restores first", replay, lambda: bench.table(plain), fresh),
         ],
         repetitions=3,
         note="Merger alone starts, as the others do, from the table before that run.",

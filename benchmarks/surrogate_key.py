@@ -28,11 +28,11 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     ).write.format("delta").save(path)
 
     def compute(key: str) -> None:
-        table = spark.read.format("delta").load(path)
+        table = bench.table(path)
         table.selectExpr(f"{key} as visit_key").write.format("noop").mode("overwrite").save()
 
     def distinct(key: str) -> str:
-        table = spark.read.format("delta").load(path)
+        table = bench.table(path)
         return f"{table.selectExpr(f'{key} as visit_key').distinct().count():,} distinct keys"
 
     keys = {

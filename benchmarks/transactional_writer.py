@@ -46,7 +46,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
             transactional_writer.run(spark, Parameters(source, write, "2024-01-01"))
 
         def plain(file_format: str) -> None:
-            rows = spark.read.format("delta").load(source)
+            rows = bench.table(source)
             for table, query in QUERIES.items():
                 frame = spark.sql(query, source=rows)
                 frame.write.format(file_format).mode("append").save(path(file_format, table))

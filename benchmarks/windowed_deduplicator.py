@@ -74,7 +74,7 @@ def _batch(bench: Workbench) -> Comparison:
         return Variant(
             name,
             lambda: query().write.format("delta").mode("overwrite").save(path),
-            lambda: spark.read.format("delta").load(path).where(kept).drop("duplicate_as"),
+            lambda: bench.table(path).where(kept).drop("duplicate_as"),
         )
 
     return Comparison(
@@ -142,7 +142,7 @@ def _stream(bench: Workbench) -> Comparison:
         return Variant(
             name,
             run,
-            lambda: spark.read.format("delta").load(path(name, "target")),
+            lambda: bench.table(path(name, "target")),
             prepare=lambda: shutil.rmtree(_folder(bench, name), ignore_errors=True),
         )
 

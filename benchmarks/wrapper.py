@@ -41,7 +41,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     )
 
     def table(name: str) -> DataFrame:
-        return spark.read.format("delta").load(str(bench.folder / f"wrapped {name}"))
+        return bench.table(bench.folder / f"wrapped {name}")
 
     def write(name: str) -> None:
         path = str(bench.folder / f"wrapped {name}")

@@ -20,9 +20,10 @@ from python_jobs.ingestion.incremental_loader import Landing, LandingFile
 from python_jobs.shared.core.failures import DataRefused
 from python_jobs.shared.files.file_sets import read_lines, url_path
 from python_jobs.shared.spark.macro_sql import Macros
-from services.debezium import running_debezium
+from services.debezium import Connector
 from services.kafka import Broker, Record, running_broker
 from services.postgres import Database, running_postgres
+from services.processes import running
 
 VISITS_TOPIC = "visits"
 USERS_TABLE = "public.users"
@@ -70,9 +71,8 @@ def played_sources(spark: SparkSession, landing: Path, feeds: Sequence[str], fol
                 database = postgres.ensure_database("blog")
                 feed = user_changes(spark, landing)
                 changes = change_users(database, feed, until=first_hour(spark, landing))
-                with running_debezium(
-                    folder / "debezium", broker, database, [USERS_TABLE], TOPIC_PREFIX
-                ) as connector:
+                connector = Connector(folder / "debezium", broker, database, [USERS_TABLE], TOPIC_PREFIX)
+                with running(connector):
                     changes += change_users(database, feed)
                     connector.catch_up()
                 print(f"changes made in PostgreSQL: {changes}", flush=True)

@@ -16,11 +16,11 @@ from typing import NoReturn
 
 from jsonargparse import auto_cli
 
-from services.debezium import running_debezium
+from services.debezium import Connector
 from services.kafka import running_broker
 from services.object_store import running_object_store
 from services.postgres import running_postgres
-from services.processes import ServiceFailed
+from services.processes import ServiceFailed, running
 
 DATABASE = "blog"
 TOPIC_PREFIX = "blog"
@@ -44,9 +44,8 @@ def main(folder: str = ".services") -> int:
             running_object_store(root / "object_store") as store,
         ):
             database = postgres.ensure_database(DATABASE)
-            with running_debezium(
-                root / "debezium", broker, database, topic_prefix=TOPIC_PREFIX
-            ) as connector:
+            connector = Connector(root / "debezium", broker, database, topic_prefix=TOPIC_PREFIX)
+            with running(connector):
                 variables = {
                     **broker.environment(),
                     **database.environment(root / "pgpass"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyspark
 from jsonargparse import auto_cli
 
-from services.processes import HOST, free_port, listens, running_process
+from services.processes import HOST, Process, free_port, listens, running
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def running_cluster(folder: Path, *, workers: int = 2, memory: str = "1g") -> It
     """
     thrift_port = free_port()
     with running_workers(folder, workers=workers, memory=memory) as master:
-        command = thrift_server_command(master, thrift_port, folder, memory)
-        with running_process(
+        server = Process(
             "thrift-server",
-            command,
+            thrift_server_command(master, thrift_port, folder, memory),
             folder,
             lambda log: listens(thrift_port),
             environment=_environment(folder),
-        ):
+        )
+        with running(server):
             yield Cluster(master, thrift_port)
 
 
@@ -79,10 +79,10 @@ def running_workers(folder: Path, *, workers: int = 2, memory: str = "1g") -> It
 
         def start(name: str, arguments: list[str], ready: str) -> None:
             command = [str(Path(pyspark.__path__[0]) / "bin" / "spark-class"), *arguments]
-            process = running_process(
+            process = Process(
                 name, command, folder, lambda log: ready in log, environment=_environment(folder)
             )
-            stack.enter_context(process)
+            stack.enter_context(running(process))
 
         deploy = "org.apache.spark.deploy"
         start(

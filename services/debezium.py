@@ -1,6 +1,6 @@
 """Kafka Connect in one process with Debezium's PostgreSQL connector: each table's row changes become a topic's records.
 
-    with running_debezium(folder, broker, database, tables=["public.users"], topic_prefix="shop") as connector:
+    with running(Connector(folder, broker, database, tables=["public.users"], topic_prefix="shop")) as connector:
         ...                                  # changes of public.users are in the topic shop.public.users
 
 The connector first sends every existing row (op r), then the changes from the same log position, without gaps or
@@ -10,11 +10,10 @@ duplicates. Its replication slot and its offsets file hold its position, so it c
 from __future__ import annotations
 
 import base64
-import contextlib
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import requests
 from services.jars import ROOT, java
 from services.kafka import Broker
 from services.postgres import Database
-from services.processes import HOST, READY_SECONDS, Process, ServiceFailed, free_port, running, write_private
+from services.processes import HOST, READY_SECONDS, Process, ServiceFailed, free_port, write_private
 
 ANSWER_SECONDS = 5
 
@@ -180,25 +179,6 @@ class Connector:
         if tables:
             settings["table.include.list"] = ",".join(re.escape(table) for table in tables)
         return settings
-
-
-@contextlib.contextmanager
-def running_debezium(
-    folder: Path,
-    broker: Broker,
-    database: Database,
-    tables: Sequence[str] = (),
-    topic_prefix: str = "changes",
-    config: Mapping[str, str] | None = None,
-) -> Iterator[Connector]:
-    """Run a worker with one connector until the block ends; the arguments are those of :class:`Connector`.
-
-    Raises:
-        ServiceFailed: the worker did not start; the sentence gives the reason.
-    """
-    connector = Connector(folder, broker, database, tables, topic_prefix, config)
-    with running(connector.process):
-        yield connector
 
 
 def _worker_settings(folder: Path, broker: Broker, port: int) -> dict[str, str]:

@@ -225,8 +225,7 @@ def running_broker(folder: Path, port: int | None = None) -> Iterator[Broker]:
     Raises:
         ServiceFailed: the broker did not start.
     """
-    broker = Broker(folder, port)
-    with running(broker._process):
+    with running(Broker(folder, port)) as broker:
         yield broker
 
 

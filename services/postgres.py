@@ -32,7 +32,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from services.processes import HOST, Process, ServiceFailed, free_port, write_private
+from services.processes import HOST, Process, ServiceFailed, free_port, running, write_private
 
 SYSTEM_USER = "pgserver"  # PostgreSQL refuses to run as root
 HOMES = Path("/var/tmp/lakehouse-postgres")
@@ -91,6 +91,11 @@ class Database:
         with self.connect() as connection:
             for statement in statements:
                 connection.execute(statement.encode())
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, which runs in its own transaction."""
+        with self.connect() as connection:
+            return connection.execute(query.encode()).fetchall()
 
     def environment(self, password_file: Path) -> dict[str, str]:
         """Return the environment variables of libpq, psql and psycopg; the password is in a file of mode 600.
@@ -169,12 +174,8 @@ def running_postgres(folder: Path, port: int | None = None) -> Iterator[Postgres
     Raises:
         ServiceFailed: the server did not start.
     """
-    postgres = _server(folder.absolute(), port or free_port())
-    postgres.start()
-    try:
+    with running(_server(folder.absolute(), port or free_port())) as postgres:
         yield postgres
-    finally:
-        postgres.stop()
 
 
 def _server(folder: Path, port: int) -> Postgres:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
+from typing import Protocol, TypeVar
 
 import psutil
 
@@ -179,30 +180,27 @@ class Process:
             return log.read().decode(errors="replace")
 
 
-@contextlib.contextmanager
-def running_process(
-    name: str,
-    command: Sequence[str],
-    folder: Path,
-    ready: Callable[[str], bool],
-    *,
-    ports: Sequence[int] = (),
-    environment: Mapping[str, str] | None = None,
-) -> Iterator[Process]:
-    """Run a program until the block ends, which begins when it is ready; arguments are those of :class:`Process`."""
-    process = Process(name, command, folder, ready, ports=ports, environment=environment)
-    with running(process):
-        yield process
+class Startable(Protocol):
+    """A :class:`Process`, or what has one."""
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+
+    def stop(self) -> None:
+        """Stop it."""
+
+
+Started = TypeVar("Started", bound=Startable)
 
 
 @contextlib.contextmanager
-def running(process: Process) -> Iterator[None]:
-    """Start ``process`` and stop it when the block ends."""
-    process.start()
+def running(program: Started) -> Iterator[Started]:
+    """Start a program, and stop it when the block ends; the block begins when the program is ready."""
+    program.start()
     try:
-        yield
+        yield program
     finally:
-        process.stop()
+        program.stop()
 
 
 # The kernel signals a child when the *thread* that started it ends: this thread lives as long as the process.

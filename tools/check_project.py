@@ -15,7 +15,6 @@ Files: no path of one machine, no registry address, no jar, no file above 1 MB.
 import ast
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.findings import PYTHON_FOLDERS, ROOT, report
+from tools.git_files import git_files
 from tools.jinja_files import blocks, without_comments
 
 SQL_FOLDERS = ("macros", "models", "snapshots")
@@ -231,15 +231,7 @@ def quoted_names(files: Iterable[Path], root: Path) -> Iterator[str]:
 
 def committed_files(repository: Path) -> list[Path]:
     """Return the files that git has or would add."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=repository,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    paths = [repository / name for name in listed.stdout.split("\0") if name]
-    return [path for path in paths if path.is_file()]
+    return [path for name in git_files(repository) if (path := repository / name).is_file()]
 
 
 def foreign_files(files: Iterable[Path], own_paths: Iterable[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ import yaml
 
 from tests.mutations.failures import FailureKind, read_failures
 from tests.support.pytest_ids import REPOSITORY, names_a_test
+from tools.git_files import git_files
 
 WORKERS = 2
 PYTEST = ["-o", "addopts=", "-q", "-p", "no:cacheprovider", "-p", "tests.mutations.failures"]
@@ -170,19 +171,11 @@ def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, 
 
 
 def _files() -> Iterator[str]:
-    """Yield what git has or would add, with the working tree's content."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    yield from (name for name in listed.stdout.split("\0") if name and _is_there(REPOSITORY / name))
-
-
-def _is_there(path: Path) -> bool:
-    return path.is_file() or path.is_symlink()  # python_jobs/macros is a link to a folder
+    """Yield the files that git has or would add and that the working tree has."""
+    for name in git_files(REPOSITORY):
+        path = REPOSITORY / name
+        if path.is_file() or path.is_symlink():  # python_jobs/macros is a link to a folder
+            yield name
 
 
 if __name__ == "__main__":

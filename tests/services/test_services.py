@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from services import postgres as postgres_service
-from services.debezium import running_debezium
+from services.debezium import Connector
 from services.kafka import Record, running_broker
 from services.postgres import HOMES, running_postgres
-from services.processes import HOST, Process, ServiceFailed, free_port, is_taken, running_process
+from services.processes import HOST, Process, ServiceFailed, free_port, is_taken, running
 from tests.support.dbt_project import REPOSITORY
 from tests.support.waiting import eventually
 
@@ -43,7 +43,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_process_is_awaited_and_ends_with_its_block(tmp_path):
-    with running_process("sleeper", SLEEPER, tmp_path, is_ready) as process:
+    with running(Process("sleeper", SLEEPER, tmp_path, is_ready)) as process:
         assert process.is_running
         assert process.log_path.read_text() == "ready\n"
     assert not process.is_running
@@ -60,8 +60,9 @@ def test_what_a_killed_process_has_started_ends_too(tmp_path):
 
 def test_a_process_does_not_outlive_a_killed_program(tmp_path):
     program = (
-        "import os, signal, sys; from pathlib import Path; from services.processes import running_process\n"
-        f"with running_process('sleeper', {SLEEPER!r}, Path({str(tmp_path)!r}), lambda log: 'ready' in log) as p:\n"
+        "import os, signal, sys; from pathlib import Path; from services.processes import Process, running\n"
+        f"sleeper = Process('sleeper', {SLEEPER!r}, Path({str(tmp_path)!r}), lambda log: 'ready' in log)\n"
+        "with running(sleeper) as p:\n"
         "    print(p._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
@@ -211,7 +212,7 @@ def test_a_wrong_password_is_one_sentence_without_it(broker, database, tmp_path)
         wrong.connect()
     with (
         pytest.raises(ServiceFailed, match=r"^connector 'wrong' can't start: password authentication") as two,
-        running_debezium(tmp_path, broker, wrong, topic_prefix="wrong"),
+        running(Connector(tmp_path, broker, wrong, topic_prefix="wrong")),
     ):
         pass
     log = (tmp_path / "connect.log").read_text()

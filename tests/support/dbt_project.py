@@ -42,6 +42,12 @@ class DbtFailed(AssertionError):
     """A dbt call failed that should have passed; the message holds each failed node with its error."""
 
 
+def raw_tables(*names: str) -> str:
+    """Return the YAML of a dbt source ``raw``, whose tables are in the project's own database."""
+    tables = [{"name": name} for name in names]
+    return yaml.safe_dump({"sources": [{"name": "raw", "schema": "{{ target.schema }}", "tables": tables}]})
+
+
 class DbtProject:
     """One dbt project named ``harness`` in its own folder, with its tables in one database."""
 

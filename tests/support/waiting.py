@@ -1,4 +1,4 @@
-"""Helpers that wait for a condition instead of sleeping, and that read repeatedly while a block runs."""
+"""Helpers that wait for a condition instead of sleeping, that read while a block runs, and that call in parallel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 from unittest.mock import patch
+
+from services.postgres import Database
 
 Answer = TypeVar("Answer")
 
@@ -24,6 +27,22 @@ def eventually(ask: Callable[[], Answer], seconds: float = 30) -> Answer:
         assert time.monotonic() < deadline, f"not true within {seconds} s, last answer: {answer!r}"
         time.sleep(0.02)
     return answer
+
+
+def at_once(*calls: Callable[[], Answer]) -> list[Answer]:
+    """Return the results of calls that begin together, each in its own thread, in the order of the calls.
+
+    Raises:
+        Exception: that of the first call that failed, after all have ended.
+    """
+    together = threading.Barrier(len(calls))
+
+    def begin(call: Callable[[], Answer]) -> Answer:
+        together.wait(60)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(begin, calls))
 
 
 @contextmanager
@@ -63,6 +82,19 @@ def polled(read: Callable[[], object], held: tuple[object, str] | None = None) -
             reader.join()
     assert read_within.is_set(), "no read began and ended meanwhile"
     assert calls != [], f"{held} was never called"
+
+
+@contextmanager
+def polled_count(database: Database, relation: str) -> Iterator[list[object]]:
+    """Collect the numbers of rows that a reader counts in a PostgreSQL table or view while the block runs."""
+    with database.connect() as connection:
+
+        def count() -> object:
+            (rows,) = connection.execute(f"select count(*) from {relation}".encode()).fetchone() or (None,)
+            return rows
+
+        with polled(count) as seen:
+            yield seen
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import pytest
 from dbt_common.exceptions import DbtRuntimeError
 
+from tests.support.dbt_project import raw_tables
 from tests.support.rows import assert_rows
 from tests.support.session import restore_settings, settings_kept, settings_of
 
@@ -18,7 +19,7 @@ def test_a_project_builds_on_the_session_and_leaves_its_settings(spark, make_pro
     project = make_project(
         {
             "models/doubled.sql": "select id, id * 2 as twice from {{ source('raw', 'numbers') }}",
-            "models/schema.yml": 'sources: [{name: raw, schema: "{{ target.schema }}", tables: [{name: numbers}]}]',
+            "models/schema.yml": raw_tables("numbers"),
         }
     )
     project.source("numbers", spark.createDataFrame([(1,), (2,)], "id int"))

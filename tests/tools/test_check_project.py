@@ -62,6 +62,13 @@ def test_two_relations_with_one_identifier_are_found_in_any_case() -> None:
     ]
 
 
+def model_of(sql: str, folder: Path) -> Path:
+    """Write a model with the SQL on its second line."""
+    file = folder / "m.sql"
+    file.write_text(f"select\n    {sql}\n")
+    return file
+
+
 @pytest.mark.parametrize(
     "sql",
     [
@@ -77,10 +84,8 @@ def test_two_relations_with_one_identifier_are_found_in_any_case() -> None:
     ],
 )
 def test_each_conversion_that_depends_on_the_ansi_mode_is_found(tmp_path: Path, sql: str) -> None:
-    file = tmp_path / "m.sql"
-    file.write_text(f"select\n    {sql}\n")
-    (found,) = unsafe_conversions([file])
-    assert found.startswith(f"{file}:2: ")
+    (found,) = unsafe_conversions([model_of(sql, tmp_path)])
+    assert found.startswith(f"{tmp_path}/m.sql:2: ")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +106,7 @@ def test_each_conversion_that_depends_on_the_ansi_mode_is_found(tmp_path: Path, 
     ],
 )
 def test_conversions_that_cannot_raise_pass(tmp_path: Path, sql: str) -> None:
-    file = tmp_path / "m.sql"
-    file.write_text(f"select\n    {sql}\n")
-    assert list(unsafe_conversions([file])) == []
+    assert list(unsafe_conversions([model_of(sql, tmp_path)])) == []
 
 
 DISPATCHING = """

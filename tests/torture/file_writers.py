@@ -16,7 +16,7 @@ from python_jobs.shared.files.pointers import PointedDataset
 from python_jobs.shared.files.readiness_names import MARKER
 from tests.torture.inputs import arrived_visits, visits_by_day, visits_by_event_date
 from tests.torture.stores import FileStore, Rows
-from tests.torture.writer import NOW, Writer, by_day, in_order
+from tests.torture.writer import NOW, Writer, below, by_day, in_order, interval_of
 
 
 def copied_bytes(spark: SparkSession, folder: Path) -> None:
@@ -42,12 +42,10 @@ def version_exposed(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def day_marked(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Readiness Marker, the partition of a day and what came late in it."""
     parameters = readiness_marker.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "shared"),
+        **below(folder, source="visits", target="shared"),
         event_column="event_time",
         ingestion_column="arrived_at",
-        from_=f"{day}",
-        to=f"{day + dt.timedelta(days=1)}",
+        **interval_of(day),
         grain="day",
         now=NOW,
     )
@@ -57,9 +55,8 @@ def day_marked(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def file_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Keyed Idempotency, files."""
     parameters = keyed_files.Parameters(
-        source=str(folder / "visits"),
+        **below(folder, source="visits", target="files"),
         query="select visit_id, page from {source} where event_date = date({run})",
-        target=str(folder / "files"),
         run=f"{day}",
     )
     keyed_files.run(spark, parameters)

@@ -53,7 +53,7 @@ from tests.torture.inputs import (
     visits_by_day,
     visits_by_event_date,
 )
-from tests.torture.writer import DAYS, NOW, Writer, by_day, orchestrated, stream
+from tests.torture.writer import DAYS, NOW, Writer, below, by_day, interval_of, orchestrated, stream
 
 # --- jobs that do a day -----------------------------------------------------------------------------------
 
@@ -61,10 +61,8 @@ from tests.torture.writer import DAYS, NOW, Writer, by_day, orchestrated, stream
 def files_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Incremental Loader."""
     parameters = incremental_loader.Parameters(
-        source=str(folder / "landing"),
-        target=str(folder / "bronze"),
-        from_=f"{day}",
-        to=f"{day + dt.timedelta(days=1)}",
+        **below(folder, source="landing", target="bronze"),
+        **interval_of(day),
         grain="day",
         now=NOW,
     )
@@ -74,12 +72,10 @@ def files_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def rows_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Incremental Loader from a table."""
     parameters = incremental_table_loader.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "bronze"),
+        **below(folder, source="visits", target="bronze"),
         delta_column="event_time",
         key=["visit_id", "number"],
-        from_=f"{day}",
-        to=f"{day + dt.timedelta(days=1)}",
+        **interval_of(day),
         now=NOW,
     )
     incremental_table_loader.run(spark, parameters)
@@ -88,8 +84,8 @@ def rows_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def list_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Full Loader, a version a day."""
     parameters = full_loader.Parameters(
+        **below(folder, target="devices"),
         source=str(folder / "landing" / f"date={day}"),
-        target=str(folder / "devices"),
         version=f"{day}",
         schema="type string, version string",
         keep_versions=len(DAYS),
@@ -100,8 +96,7 @@ def list_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def day_and_the_one_before(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Static Late Data Integrator."""
     parameters = static_late_data_integrator.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "counts"),
+        **below(folder, source="visits", target="counts"),
         query="select event_date, count(*) as visits from {source} where event_date = {date} group by event_date",
         date=f"{day}",
         lookback_days=1,
@@ -112,8 +107,7 @@ def day_and_the_one_before(spark: SparkSession, folder: Path, day: dt.date) -> N
 def day_replaced(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Data Overwrite, a partition."""
     parameters = data_overwrite.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "copy"),
+        **below(folder, source="visits", target="copy"),
         query=f"select * from {{source}} where event_date = '{day}'",
         partition={"event_date": f"{day}"},
     )
@@ -123,11 +117,9 @@ def day_replaced(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def week_backfilled(spark: SparkSession, folder: Path) -> None:
     """Replay and Backfill, a chunk a day, one after the other."""
     parameters = backfill.Parameters(
+        **below(folder, source="visits", target="counts", ledger="backfills"),
         job_id="week",
         pipeline_version="1",
-        source=str(folder / "visits"),
-        target=str(folder / "counts"),
-        ledger=str(folder / "backfills"),
         query="select event_date, count(*) as visits from {source} group by event_date",
         from_=f"{DAYS[0]}",
         to=f"{DAYS[-1]}",
@@ -141,8 +133,7 @@ def week_backfilled(spark: SparkSession, folder: Path) -> None:
 def day_merged(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Stateful Merger."""
     parameters = stateful_merger.Parameters(
-        target=str(folder / "merged"),
-        versions=str(folder / "versions"),
+        **below(folder, target="merged", versions="versions"),
         query=f"select distinct visit_id, page, number from delta.`{folder}/visits` "
         "where event_date = {execution_time}",
         execution_time=f"{day}",
@@ -154,7 +145,7 @@ def day_merged(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def day_into_two_tables(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Transactional Writer."""
     parameters = transactional_writer.Parameters(
-        source=str(folder / "visits"),
+        **below(folder, source="visits"),
         write={
             str(folder / "by_page"): "select page, count(*) as visits, {run} as run from {source} "
             "where event_date = date({run}) group by page",
@@ -170,9 +161,7 @@ def day_filtered(spark: SparkSession, folder: Path, day: dt.date) -> None:
     conditions = folder / "conditions.yml"
     conditions.write_text("- {name: about, condition: page <> 'about'}\n", encoding="utf-8")
     parameters = filter_interceptor.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "valid"),
-        statistics=str(folder / "statistics"),
+        **below(folder, source="visits", target="valid", statistics="statistics"),
         conditions=str(conditions),
         run_id=f"run-{day}",
         now=NOW,
@@ -200,8 +189,7 @@ def replica(spark: SparkSession, folder: Path, _: dt.date) -> None:
 def letter_replayed(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Dead-Letter's replay, the letter of a day, by an expression that is mended."""
     parameters = dead_letter_replay.Parameters(
-        target=str(folder / "parsed"),
-        dead_letter=str(folder / "dead"),
+        **below(folder, target="parsed", dead_letter="dead"),
         schema=PAYLOAD,
         derive=DERIVED_FROM_PAYLOAD["mended"],
         require=["at"],
@@ -227,8 +215,8 @@ def _letter_of(day: dt.date) -> str:
 def lines_wrapped(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Wrapper, the file of a day as a batch."""
     parameters = wrapper.Parameters(
+        **below(folder, target="envelopes"),
         source=str(folder / "landing" / f"date={day}"),
-        target=str(folder / "envelopes"),
         job_version="1",
         source_format="files",
         batch_version=day.day,
@@ -239,8 +227,7 @@ def lines_wrapped(spark: SparkSession, folder: Path, day: dt.date) -> None:
 def version_named(spark: SparkSession, folder: Path, day: dt.date) -> None:
     """Time Travel, the version that a day's commit made."""
     parameters = time_travel.Parameters(
-        table=str(folder / "visits"),
-        registry=str(folder / "versions"),
+        **below(folder, table="visits", registry="versions"),
         action="name",
         name=f"day-{day}",
         version=DAYS.index(day),
@@ -257,9 +244,7 @@ def late_dates_integrated(spark: SparkSession, folder: Path) -> None:
 
     def act(action: Literal["run", "release"], run_id: str, day: dt.date) -> None:
         parameters = dynamic_late_data_integrator.Parameters(
-            source=str(folder / "visits"),
-            target=str(folder / "counts"),
-            state=str(folder / "state"),
+            **below(folder, source="visits", target="counts", state="state"),
             query="select event_date, count(*) as visits from {source} where event_date = {date} group by event_date",
             date=f"{day}",
             action=action,
@@ -280,15 +265,16 @@ def late_dates_integrated(spark: SparkSession, folder: Path) -> None:
 # --- jobs that do what is there ---------------------------------------------------------------------------
 
 
+def file_by_file(folder: Path, **tables: str) -> dict[str, Any]:
+    """Return a stream's parameters: its tables, its checkpoint and batches of one file."""
+    return below(folder, checkpoint="checkpoint", **tables) | {"max_files_per_trigger": 1}
+
+
 def lines_to_rows(spark: SparkSession, folder: Path) -> None:
     """Dead-Letter, a file a batch."""
     parameters = dead_letter.Parameters(
-        source=str(folder / "lines"),
-        target=str(folder / "parsed"),
-        dead_letter=str(folder / "dead"),
-        checkpoint=str(folder / "checkpoint"),
+        **file_by_file(folder, source="lines", target="parsed", dead_letter="dead"),
         schema="visit_id string, number int",
-        max_files_per_trigger=1,
         now=NOW,
     )
     dead_letter.run(spark, parameters)
@@ -297,14 +283,10 @@ def lines_to_rows(spark: SparkSession, folder: Path) -> None:
 def unique_visits(spark: SparkSession, folder: Path) -> None:
     """Windowed Deduplicator, a file a batch."""
     parameters = windowed_deduplicator.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "unique"),
-        dead_letter=str(folder / "dead"),
-        checkpoint=str(folder / "checkpoint"),
+        **file_by_file(folder, source="visits", target="unique", dead_letter="dead"),
         key=["visit_id"],
         event_time="event_time",
         watermark="2 days",
-        max_files_per_trigger=1,
         now=NOW,
     )
     windowed_deduplicator.run(spark, parameters)
@@ -313,14 +295,15 @@ def unique_visits(spark: SparkSession, folder: Path) -> None:
 def late_visits(spark: SparkSession, folder: Path) -> None:
     """Late Data Detector, a file a batch."""
     parameters = late_data_detector.Parameters(
-        source=str(folder / "visits"),
-        on_time=str(folder / "on_time"),
-        late=str(folder / "late"),
-        dead_letter=str(folder / "dead"),
-        watermarks=str(folder / "watermarks"),
-        checkpoint=str(folder / "checkpoint"),
+        **file_by_file(
+            folder,
+            source="visits",
+            on_time="on_time",
+            late="late",
+            dead_letter="dead",
+            watermarks="watermarks",
+        ),
         allowed_lateness="1 hour",
-        max_files_per_trigger=1,
         now=NOW,
     )
     late_data_detector.run(spark, parameters)
@@ -329,12 +312,9 @@ def late_visits(spark: SparkSession, folder: Path) -> None:
 def counted_windows(spark: SparkSession, folder: Path) -> None:
     """Windows counted by a stream, a file a batch."""
     parameters = windowed_counter.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "counts"),
-        checkpoint=str(folder / "checkpoint"),
+        **file_by_file(folder, source="visits", target="counts"),
         delay="1 hour",
         group_by=["page"],
-        max_files_per_trigger=1,
     )
     windowed_counter.run(spark, parameters)
 
@@ -342,16 +322,12 @@ def counted_windows(spark: SparkSession, folder: Path) -> None:
 def sessions(spark: SparkSession, folder: Path) -> None:
     """Keyed Idempotency, sessions of each user, a file a batch."""
     parameters = keyed_sessions.Parameters(
-        source=str(folder / "visits"),
-        target=str(folder / "sessions"),
-        dead_letter=str(folder / "dead"),
-        checkpoint=str(folder / "checkpoint"),
+        **file_by_file(folder, source="visits", target="sessions", dead_letter="dead"),
         key={"user_id": "user_id"},
         event_time="event_time",
         append_time="appended_at",
         ties=["position"],
         value="visit_id",
-        max_files_per_trigger=1,
         now=NOW,
     )
     keyed_sessions.run(spark, parameters)
@@ -365,11 +341,9 @@ def changes_as_events(spark: SparkSession, folder: Path) -> None:
 def publish_changes(spark: SparkSession, folder: Path, **destination: Any) -> None:
     """Run the job from the first commit on that has rows."""
     parameters = change_data_feed.Parameters(
-        source=str(folder / "users"),
+        **file_by_file(folder, source="users"),
         key=["id"],
-        checkpoint=str(folder / "checkpoint"),
         starting_version=1,
-        max_files_per_trigger=1,
         **destination,
     )
     change_data_feed.run(spark, parameters)

@@ -23,7 +23,7 @@ from tests.support.session import environment
 from tests.torture.inputs import changed_users, noon
 from tests.torture.job_writers import publish_changes
 from tests.torture.service_stores import KAFKA, PARTITIONS, TopicStore, batches_committed, position_of
-from tests.torture.writer import DAYS, NOW, Writer, nothing
+from tests.torture.writer import DAYS, NOW, Writer, below, nothing
 
 TOPIC, LONG_TOPIC = "visits", "many_visits"
 MANY = 10_000
@@ -56,10 +56,9 @@ def _visit(day: dt.date, number: int) -> Record:
 def records_to_bronze(spark: SparkSession, folder: Path) -> None:
     """Change Data Capture, four records a batch."""
     parameters = change_data_capture.Parameters(
+        **below(folder, target="bronze", checkpoint="checkpoint"),
         bootstrap_servers=os.environ[KAFKA],
         topics=[TOPIC],
-        target=str(folder / "bronze"),
-        checkpoint=str(folder / "checkpoint"),
         max_records_per_trigger=4,
         now=NOW,
     )
@@ -69,12 +68,11 @@ def records_to_bronze(spark: SparkSession, folder: Path) -> None:
 def users_by_window(spark: SparkSession, folder: Path) -> None:
     """Checkpointer, eight records a batch: each batch with state costs seconds."""
     parameters = checkpointer.Parameters(
+        **below(folder, target="counts", checkpoint="checkpoint"),
         bootstrap_servers=os.environ[KAFKA],
         topic=TOPIC,
         key="get_json_object(payload, '$.user_id')",
         event_time="try_to_timestamp(get_json_object(payload, '$.event_time'))",
-        target=str(folder / "counts"),
-        checkpoint=str(folder / "checkpoint"),
         max_records_per_trigger=8,
         ephemeral=True,
     )
@@ -84,10 +82,10 @@ def users_by_window(spark: SparkSession, folder: Path) -> None:
 def records_with_their_position(spark: SparkSession, folder: Path) -> None:
     """Checkpointer's plain consumer, four records a commit, the position within it."""
     parameters = kafka_consumer.Parameters(
+        **below(folder, target="bronze"),
         bootstrap_servers=os.environ[KAFKA],
         topic=TOPIC,
         group=folder.name,
-        target=str(folder / "bronze"),
         commit_every=4,
         until_end=True,
         now=NOW,

@@ -24,6 +24,16 @@ Run = Callable[[Any, Path], object]
 Day = Callable[[Any, Path, dt.date], object]
 
 
+def below(folder: Path, **parameters: str) -> dict[str, Any]:
+    """Return a job's parameters that are tables or folders, each below the writer's folder."""
+    return {parameter: str(folder / name) for parameter, name in parameters.items()}
+
+
+def interval_of(day: dt.date) -> dict[str, Any]:
+    """Return a loader's parameters for the interval of a day."""
+    return {"from_": f"{day}", "to": f"{day + dt.timedelta(days=1)}"}
+
+
 def nothing(_: object, __: Path) -> None:
     """The writer makes its own input."""
 

@@ -8,19 +8,13 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
 SNIPPET = (
     "tests/patterns/data_value/test_scd_type_1.py::test_a_new_value_overwrites_and_the_surrogate_key_stays"
 )
-SOURCES = """
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: user_changes}]
-"""
 CHANGES = "user_id string, email string, phone string, address string, updated_at timestamp"
 
 
@@ -64,7 +58,9 @@ class Lifetime:
 @pytest.fixture(scope="module")
 def lifetime(spark: SparkSession, make_project: Callable[..., DbtProject]) -> Lifetime:
     model = snippet("docs/data_value.md", SNIPPET)
-    return Lifetime(spark, make_project({"models/sources.yml": SOURCES, "models/users.sql": model}))
+    return Lifetime(
+        spark, make_project({"models/sources.yml": raw_tables("user_changes"), "models/users.sql": model})
+    )
 
 
 def test_a_new_value_overwrites_and_the_surrogate_key_stays(lifetime: Lifetime) -> None:

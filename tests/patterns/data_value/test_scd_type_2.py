@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippets
 from tests.support.stories import FAILS, PASSES, DbtStories, Story
+from tests.support.waiting import at_once
 
 PAGE_TEST = (
     "tests/patterns/data_value/test_scd_type_2.py::test_the_model_of_the_page_keeps_the_history_of_each_story"
@@ -222,26 +223,25 @@ def test_two_batches_at_once_never_break_a_history(
     create(spark, render, path, [])
     statement = render("_scd2_merge", history=HISTORY, batch="one_of_two", target=f"delta.`{path}`")
 
-    def run(batch: list[tuple[Any, ...]], start: threading.Barrier, refused: list[Any]) -> None:
+    def session_with(batch: list[tuple[Any, ...]]) -> SparkSession:
         session = spark.newSession()
         session.createDataFrame(batch, FEED).createOrReplaceTempView("one_of_two")
-        start.wait()
+        return session
+
+    def error_of(session: SparkSession) -> str:
         try:
             session.sql(statement)
         except (PySparkException, Py4JJavaError) as error:
-            refused.append((batch, str(error)))
+            return str(error)
+        return ""
 
     for attempt in range(5):
-        key, refused = (f"u{attempt}", 1), []
+        key = (f"u{attempt}", 1)
         batches = [[(*key, "basic", 1, 1, day(1), 1, False)], [(*key, "trial", 1, 1, day(5), 1, False)]]
-        start = threading.Barrier(2)
-        threads = [threading.Thread(target=run, args=(batch, start, refused)) for batch in batches]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all("DELTA_CONCURRENT" in error for _, error in refused)
-        for batch, _ in refused:
+        errors = at_once(*(partial(error_of, session_with(batch)) for batch in batches))
+        refused = [batch for batch, error in zip(batches, errors, strict=True) if error]
+        assert all("DELTA_CONCURRENT" in error for error in errors if error)
+        for batch in refused:
             merge(spark, render, path, batch)
         feed += batches[0] + batches[1]
         assert_rows(read(spark, path).drop("changes"), expected_versions(feed))

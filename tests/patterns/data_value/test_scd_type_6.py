@@ -10,7 +10,7 @@ import pytest
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
@@ -126,12 +126,6 @@ HISTORY_MODEL = """
           meta={'lakehouse_patterns': {'scd2': {'changed_at': 'changed_at'}}}) }}
 select * from {{ source('raw', 'user_changes') }}
 """
-SOURCES = """
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: user_changes}]
-"""
 
 
 def test_the_model_of_the_page_follows_the_history(
@@ -140,7 +134,7 @@ def test_the_model_of_the_page_follows_the_history(
     model, downgrades = snippets("docs/data_value.md", SNIPPETS)
     project = make_project(
         {
-            "models/sources.yml": SOURCES,
+            "models/sources.yml": raw_tables("user_changes"),
             "models/user_versions.sql": HISTORY_MODEL,
             "models/users_by_plan.sql": model,
             "models/downgrades.sql": downgrades,

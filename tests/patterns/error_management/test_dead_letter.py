@@ -32,7 +32,7 @@ from python_jobs.shared.delta.streams import BatchFunction, append, await_end, s
 from python_jobs.shared.files.sources import parse_schema
 from python_jobs.shared.records.json_records import load_schema, parse_records
 from python_jobs.shared.spark.job import run_job
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.killer import TableState, run_and_kill
 from tests.support.other_commits import commit
 from tests.support.pytest_ids import REPOSITORY
@@ -851,14 +851,6 @@ def test_sql_macros_refuse_wrong_arguments(render: MacroRenderer) -> None:
         render("dead_letter_share_failures", flagged="t", max_share=10, min_records=1)
 
 
-SOURCES = """\
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: devices}]
-"""
-
-
 def test_sql_models_evaluate_each_row_once_and_the_share_test_alarms(
     spark: SparkSession, make_project: Callable[..., DbtProject]
 ) -> None:
@@ -878,7 +870,7 @@ def test_sql_models_evaluate_each_row_once_and_the_share_test_alarms(
             "models/devices_valid.sql": "{{ config(materialized='table') }}" + valid,
             "models/devices_dead_letter.sql": "{{ config(materialized='table') }}" + dead,
             "models/properties.yml": properties,
-            "models/sources.yml": SOURCES,
+            "models/sources.yml": raw_tables("devices"),
         }
     )
     project.source("devices", spark.createDataFrame(DEVICES, "full_name string, version string"))

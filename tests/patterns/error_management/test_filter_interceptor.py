@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from python_jobs.error_management import filter_interceptor as job
 from python_jobs.error_management.filter_interceptor import Condition, Interceptor, Parameters
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
-from python_jobs.shared.delta.streams import append
 from python_jobs.shared.spark.job import run_job
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
+from tests.support.failing_write import failing_at
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -343,14 +343,6 @@ def test_counts_that_are_no_numbers_raise_the_alarm_and_are_no_baseline(
         assert [row.condition_name for row in spark.sql(sql).collect()] == ["null_type"] * is_alarm, runs
 
 
-SOURCES = """\
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: devices}]
-"""
-
-
 def test_models_keep_the_history_that_the_generic_test_compares_with(
     spark: SparkSession, make_project: Callable[..., DbtProject]
 ) -> None:
@@ -364,7 +356,7 @@ def test_models_keep_the_history_that_the_generic_test_compares_with(
             "models/devices_valid.sql": valid,
             "models/devices_filter_statistics.sql": statistics,
             "models/properties.yml": properties,
-            "models/sources.yml": SOURCES,
+            "models/sources.yml": raw_tables("devices"),
         }
     )
     project.source("devices", spark.createDataFrame([*VALID_DEVICES * 4, ("m", "x", 1)], DEVICE))
@@ -461,16 +453,8 @@ def test_stream_counts_by_window_exactly_through_restarts(
 
     # Dies after its rows and before its counts: the next run counts the batch, once, in its own window.
     tables.append([("m", "y", 1), ("mac", "y", 1)])
-
-    def dying(rows: DataFrame, table: str, options: dict[str, str]) -> None:
-        if table == tables.path("statistics"):
-            raise PermissionError("read-only")
-        append(rows, table, options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(job, "append", dying)
-        with pytest.raises(PermissionError):
-            tables.run(**stream, now="2024-01-01T10:10:00")
+    with failing_at(tables.path("statistics"), job, "append", PermissionError("read-only")):
+        tables.run(**stream, now="2024-01-01T10:10:00")
     assert tables.run(**stream, now="2024-01-01T10:20:00")["rejected"]["short_type"] == 1
     assert tables.counted() == first | {("10:20", "short_type"): 1}
 

@@ -19,7 +19,7 @@ from python_jobs.error_management.circuit_breaker import CircuitBreaker, State
 from python_jobs.error_management.pipeline_circuit_breaker import Parameters
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.snippets import snippet, snippets
 
 PAGE = "docs/error_management.md"
@@ -319,9 +319,7 @@ def project(make_project: Callable[..., DbtProject], circuits: Path) -> DbtProje
                 "{{ config(materialized='table', pre_hook=\"{{ lakehouse_patterns.require_closed_circuits("
                 f"'visitz', '{circuits}') }}}}\") }}}}\nselect 1 as one"
             ),
-            "models/sources.yml": (
-                'sources:\n  - name: raw\n    schema: "{{ target.schema }}"\n    tables: [{name: visits}]\n'
-            ),
+            "models/sources.yml": raw_tables("visits"),
             "models/visits.yml": yaml.safe_dump(hook),
         }
     )

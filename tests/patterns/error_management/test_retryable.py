@@ -12,7 +12,6 @@ import logging
 import math
 import socket
 import ssl
-import threading
 import urllib.error
 import xml.etree.ElementTree as ElementTree
 import zlib
@@ -36,6 +35,7 @@ from python_jobs.shared.core.retry import (
     retry_after,
 )
 from tests.support.snippets import snippet
+from tests.support.waiting import at_once
 
 PAGE = "docs/error_management.md"
 HERE = "tests/patterns/error_management/test_retryable.py"
@@ -341,15 +341,11 @@ def test_callers_share_a_budget_of_retries_that_successes_refill(time: Time) -> 
 
 def test_tokens_are_taken_by_one_thread_at_a_time() -> None:
     tokens = RetryTokens(capacity=1000, cost=1)
-    taken: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: taken.extend(tokens.take() for _ in range(300))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (taken.count(True), tokens.left) == (1000, 0)
+
+    def take_300() -> int:
+        return sum(tokens.take() for _ in range(300))
+
+    assert (sum(at_once(*[take_300] * 4)), tokens.left) == (1000, 0)
 
 
 def test_a_date_without_the_server_s_clock_is_compared_with_ours() -> None:

@@ -22,7 +22,8 @@ from python_jobs.error_management.windowed_deduplicator import Parameters, Uniqu
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.streams import append
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
+from tests.support.failing_write import failing_at
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -354,16 +355,8 @@ def test_a_batch_that_ends_between_its_two_tables_is_completed_by_the_next_run(
 ) -> None:
     stream = Stream(spark, tmp_path)
     stream.append(("v1", "10:00:00"), ("v2", "10:00:02"), ("v3", None))
-
-    def die_at_the_target(rows: DataFrame, table: str, options: dict[str, str]) -> None:
-        if table == stream.path("target"):
-            raise OSError("the machine is gone")
-        append(rows, table, options)
-
-    with monkeypatch.context() as dying:
-        dying.setattr(job, "append", die_at_the_target)
-        with pytest.raises(OSError, match="the machine is gone"):
-            stream.run()
+    with failing_at(stream.path("target"), job, "append", OSError("the machine is gone")):
+        stream.run()
     assert (stream.numbers(), stream.numbers("dead")) == ([], [2])
 
     report = stream.run()
@@ -651,10 +644,9 @@ def test_sql_models_of_the_page_and_the_unique_test(
     page = f"{HERE}::test_sql_models_of_the_page_and_the_unique_test"
     models = [text for text in snippets(PAGE, page) if text.startswith("-- models/")]
     tests = [text for text in snippets(PAGE, page) if not text.startswith("-- models/")]
-    sources = 'sources:\n  - name: raw\n    schema: "{{ target.schema }}"\n    tables: [{name: visits}]\n'
     project = make_project(
         {text.splitlines()[0].removeprefix("-- "): text for text in models}
-        | {"models/schema.yml": tests[0], "models/sources.yml": sources}
+        | {"models/schema.yml": tests[0], "models/sources.yml": raw_tables("visits")}
     )
     visits = [("v1", "/a", 1), ("v1", "/b", 2), (None, "/c", 3)]
     project.source("visits", spark.createDataFrame(visits, "visit_id string, page string, ingested_at int"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import datetime as dt
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -25,6 +24,7 @@ from services.postgres import Database
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.waiting import at_once
 
 PAGE = "docs/idempotency.md"
 HERE = "tests/patterns/idempotency/test_exactly_once.py"
@@ -190,21 +190,15 @@ def test_the_second_of_two_absolute_sets_from_one_version_is_refused(connection:
 @pytest.mark.postgres
 def test_of_two_sets_at_once_one_is_refused(connection: Connection, database: Database) -> None:
     set_row(connection, "stock", {"article": "a"}, {"pieces": 42})
-    together, outcomes = threading.Barrier(2), []
 
-    def sell() -> None:
-        with database.connect() as own:
-            together.wait()
-            try:
-                outcomes.append(set_row(own, "stock", {"article": "a"}, {"pieces": 41}, version=1))
-            except StaleVersion:
-                outcomes.append(0)
+    def sell(seller: Connection) -> int:
+        try:
+            return set_row(seller, "stock", {"article": "a"}, {"pieces": 41}, version=1)
+        except StaleVersion:
+            return 0
 
-    sellers = [threading.Thread(target=sell) for _ in range(2)]
-    for seller in sellers:
-        seller.start()
-    for seller in sellers:
-        seller.join()
+    with database.connect() as one, database.connect() as other:
+        outcomes = at_once(lambda: sell(one), lambda: sell(other))
     assert sorted(outcomes) == [0, 2]
     assert stock(connection) == (41, 2)
 

@@ -22,7 +22,7 @@ from services.postgres import Database
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
-from tests.support.waiting import eventually, polled
+from tests.support.waiting import eventually, polled_count
 
 pytestmark = pytest.mark.postgres
 
@@ -54,8 +54,7 @@ class Visits:
         )
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
-        with self.database.connect() as connection:
-            return connection.execute(text.encode()).fetchall()
+        return self.database.rows(text)
 
     def count(self, relation: str = "visits") -> int:
         return int(self.query(f"select count(*) from {relation}")[0][0])
@@ -100,15 +99,8 @@ def test_the_first_of_january_starts_a_unit(visits: Visits) -> None:
 def test_readers_of_a_table_that_is_dropped_and_made_anew_get_the_other_units(visits: Visits) -> None:
     visits.load(MONDAY, rows=5)
     visits.load("2023-11-13", rows=7)
-    with visits.database.connect() as connection:
-
-        def count() -> int:
-            row = connection.execute("select count(*) from visits").fetchone()
-            assert row is not None
-            return int(row[0])
-
-        with polled(count) as seen:
-            visits.load("2023-11-13", rows=9, clean="drop")
+    with polled_count(visits.database, "visits") as seen:
+        visits.load("2023-11-13", rows=9, clean="drop")
     assert set(seen) <= {12, 5, 14}
     assert seen[-1] == 14
 
@@ -206,14 +198,9 @@ def test_frozen_units_are_one_table_and_are_shown_once(visits: Visits) -> None:
     for rows, day in enumerate((*weeks.values(), "2023-10-30"), start=1):
         visits.load(day, rows=rows)
     before = visits.pages()
-    with visits.database.connect() as connection:
-
-        def count() -> object:
-            return connection.execute("select count(*) from visits").fetchone()
-
-        with polled(count) as seen:
-            visits.act("freeze", *weeks, into="2023_10")
-    assert set(seen) == {(15,)}, "no reader sees a row twice or not at all"
+    with polled_count(visits.database, "visits") as seen:
+        visits.act("freeze", *weeks, into="2023_10")
+    assert set(seen) == {15}, "no reader sees a row twice or not at all"
     assert_rows(visits.pages(), before)
     assert visits.count("visits_frozen_2023_10") == 10
     tables = visits.query(

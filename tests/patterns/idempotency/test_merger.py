@@ -7,8 +7,8 @@ import decimal
 import itertools
 import math
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.killer import TableState, run_and_kill
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.session import setting
 from tests.support.snippets import snippets
 from tests.support.stories import FAILS, PASSES, DbtStories, Stories, Story
+from tests.support.waiting import at_once
 
 # pyspark has no class of its own for a failed write or a conflict.
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
@@ -609,21 +610,15 @@ def test_a_value_that_does_not_fit_the_target_fails_and_is_never_nulled(
 
 def run_at_once(sessions: Sequence[SparkSession], statements: Sequence[str]) -> list[str]:
     """Run one statement in each session at the same time; return each one's error, or an empty text."""
-    start, errors = threading.Barrier(len(sessions)), [""] * len(sessions)
 
-    def run(i: int) -> None:
-        start.wait()
+    def run(session: SparkSession, statement: str) -> str:
         try:
-            sessions[i].sql(statements[i])
+            session.sql(statement)
         except SPARK_ERRORS as error:
-            errors[i] = str(error)
+            return str(error)
+        return ""
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(sessions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
+    return at_once(*(partial(run, *each) for each in zip(sessions, statements, strict=True)))
 
 
 def test_of_two_merges_at_once_one_fails_cleanly_and_its_retry_loses_nothing(
@@ -697,12 +692,7 @@ def test_a_killed_merge_is_applied_whole_or_not_at_all_and_a_rerun_completes_it(
 
 PAGE = "docs/idempotency.md"
 THIS = "tests/patterns/idempotency/test_merger.py::"
-SOURCES = """
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: device_changes}, {name: user_changes}, {name: plain_changes}, {name: readme_changes}]
-"""
+SOURCES = raw_tables("device_changes", "user_changes", "plain_changes", "readme_changes")
 stories = DbtStories()
 USERS_MODEL = """
 {{ config(

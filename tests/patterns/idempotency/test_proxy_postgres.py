@@ -48,8 +48,7 @@ class Devices:
         return run(Parameters("devices", step="expose", version=version, **others), self.loader.connect)
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
-        with self.admin.connect() as connection:
-            return connection.execute(text.encode()).fetchall()
+        return self.admin.rows(text)
 
     def tables(self) -> list[str]:
         return [name for (name,) in self.query("select tablename from pg_tables where schemaname = 'public'")]

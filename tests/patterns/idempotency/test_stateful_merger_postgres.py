@@ -52,8 +52,7 @@ class Letters:
         return run(self.parameters(hour, **others), self.database.connect)
 
     def rows(self, query: str = "select * from letters") -> list[tuple[Any, ...]]:
-        with self.database.connect() as connection:
-            return connection.execute(query.encode()).fetchall()
+        return self.database.rows(query)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ from python_jobs.idempotency.transactional_writer import Parameters
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version, write_once
+from tests.support.failing_write import failing_at
 from tests.support.killer import TableState, run_and_kill
 from tests.support.rows import assert_rows
 from tests.support.session import process_environment, setting
 from tests.support.snippets import snippet
+from tests.support.waiting import at_once
 
 PAGE = "docs/idempotency.md"
 HERE = "tests/patterns/idempotency/test_transactional_writer.py"
@@ -86,18 +87,9 @@ def test_a_run_is_written_once_to_each_table(lake: Lake) -> None:
         assert [(table["rows"], table["already"]) for table in empty] == [(0, already), (0, already)]
 
 
-def test_a_run_that_dies_between_two_tables_is_completed_from_what_it_has_read(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def dies_at_the_second(spark: SparkSession, rows: DataFrame, table: str, **options: Any) -> str:
-        if table.endswith("devices"):
-            raise KeyboardInterrupt
-        return write_once(spark, rows, table, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(job, "write_once", dies_at_the_second)
-        with pytest.raises(KeyboardInterrupt):
-            lake.run("2024-11-20")
+def test_a_run_that_dies_between_two_tables_is_completed_from_what_it_has_read(lake: Lake) -> None:
+    with failing_at(lake.path("devices"), job, "write_once", KeyboardInterrupt()):
+        lake.run("2024-11-20")
     lake.append([(4, "phone", "2024-11-20")])
     report = lake.run("2024-11-20T00:00:00")  # the same run in other words
     assert [table["already"] for table in report["tables"]] == [True, False]
@@ -179,22 +171,14 @@ def test_a_commit_that_can_not_be_written_leaves_the_table_as_it_was(lake: Lake)
 
 def test_of_two_writers_of_one_run_one_commits(lake: Lake) -> None:
     lake.run("2024-11-20")
-    outcomes: list[object] = []
-    together = threading.Barrier(2)
 
-    def write() -> None:
-        together.wait()
+    def write() -> object:
         try:
-            outcomes.append(lake.run("2024-11-21")["tables"][0]["already"])
+            return lake.run("2024-11-21")["tables"][0]["already"]
         except (JobFailed, *SPARK_ERRORS) as failure:
-            outcomes.append(failure)
+            return failure
 
-    threads = [threading.Thread(target=write) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes.count(False) == 1
+    assert at_once(write, write).count(False) == 1
     lake.run("2024-11-21")
     assert_rows(lake.table("phones"), [(1,), (3,)])
     assert lake.table("devices").count() == 3

@@ -19,7 +19,7 @@ from python_jobs.shared.postgres.relations import Connection
 from services.postgres import Database
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
-from tests.support.waiting import eventually, polled
+from tests.support.waiting import at_once, eventually, polled_count
 
 pytestmark = pytest.mark.postgres
 PAGE = "docs/idempotency.md"
@@ -57,8 +57,7 @@ class Devices:
         return run(Parameters(**(given | changes)), self.database.connect)
 
     def query(self, text: str = "select type, full_name, version from devices") -> list[tuple[Any, ...]]:
-        with self.database.connect() as connection:
-            return connection.execute(text.encode()).fetchall()
+        return self.database.rows(text)
 
 
 @pytest.fixture
@@ -95,26 +94,14 @@ def test_a_bad_line_of_the_second_file_leaves_nothing_of_the_first(devices: Devi
 
 def test_readers_see_nothing_before_the_commit_and_all_after_it(devices: Devices) -> None:
     devices.write(THREE, FITS)
-    with devices.database.connect() as reader:
-
-        def count() -> int:
-            row = reader.execute("select count(*) from devices").fetchone()
-            assert row is not None
-            return int(row[0])
-
-        with polled(count) as seen:
-            devices.run()
+    with polled_count(devices.database, "devices") as seen:
+        devices.run()
     assert set(seen) == {0, 4}
 
 
 def test_of_two_processes_with_one_run_the_second_has_nothing_to_do(devices: Devices) -> None:
     devices.write(THREE, FITS)
-    reports: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=lambda: reports.append(devices.run())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    reports = at_once(devices.run, devices.run)
     assert sorted(report["already"] for report in reports) == [False, True]
     assert_rows(devices.query(), FOUR)
 
@@ -228,19 +215,13 @@ def test_an_effect_that_fails_takes_the_id_with_it(connection: Connection) -> No
 def test_two_workers_with_one_message_have_one_effect_and_no_error(
     connection: Connection, database: Database
 ) -> None:
-    together, outcomes = threading.Barrier(2), []
-
-    def work() -> None:
-        with database.connect() as own:
-            inbox = Inbox(own, "inbox")
-            together.wait()
-            outcomes.append(inbox.once("v1", lambda: own.execute("insert into visits values ('v1')"), NOW))
-
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    insert = b"insert into visits values ('v1')"
+    with database.connect() as one, database.connect() as other:
+        inboxes = Inbox(one, "inbox"), Inbox(other, "inbox")
+        outcomes = at_once(
+            lambda: inboxes[0].once("v1", lambda: one.execute(insert), NOW),
+            lambda: inboxes[1].once("v1", lambda: other.execute(insert), NOW),
+        )
     assert sorted(outcomes) == [False, True]
     assert visits(connection) == ["v1"]
 

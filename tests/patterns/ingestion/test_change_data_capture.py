@@ -25,10 +25,10 @@ from python_jobs.ingestion.change_data_capture import Parameters, run, start
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.kafka import topics as kafka_topics
 from python_jobs.shared.spark.job import run_job
-from services.debezium import Connector, running_debezium
+from services.debezium import Connector
 from services.kafka import Broker, Record
 from services.postgres import Database, running_postgres
-from services.processes import ServiceFailed, free_port
+from services.processes import ServiceFailed, free_port, running
 from tests.support.dbt_project import REPOSITORY
 from tests.support.killer import kill_group
 from tests.support.rows import assert_rows
@@ -381,7 +381,7 @@ def captured(postgres: Any, broker: Broker, tmp_path_factory: pytest.TempPathFac
     writer = threading.Thread(target=_write_until, args=(database, stop))
     writer.start()
     try:
-        with running_debezium(folder, broker, database, ["public.users"], "captured") as connector:
+        with running(Connector(folder, broker, database, ["public.users"], "captured")) as connector:
             stop.set()
             writer.join()
             database.execute("insert into users values (1000, 'last of the beginning', 0)")
@@ -542,7 +542,7 @@ def test_a_server_without_a_logical_log_is_one_sentence(broker, tmp_path):
         plain.restart()
         with (
             pytest.raises(ServiceFailed, match=r"^connector 'plain' can't start: .*wal_level"),
-            running_debezium(tmp_path / "connect", broker, plain, topic_prefix="plain"),
+            running(Connector(tmp_path / "connect", broker, plain, topic_prefix="plain")),
         ):
             pass
 

@@ -12,6 +12,7 @@ from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import DataFrame
 
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES
+from tests.support.dbt_project import raw_tables
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
 
@@ -710,11 +711,7 @@ MODELS = ("users_flagged", "users_changes", "users_dead_letter", "users_current"
 def project(make_project):
     test = "tests/patterns/ingestion/test_change_data_capture_sql.py::test_the_models_of_the_page"
     files = {f"models/{name}.sql": text for name, text in zip(MODELS, snippets(PAGE, test), strict=True)}
-    files["models/sources.yml"] = (
-        'version: 2\nsources:\n  - name: raw\n    schema: "{{ target.schema }}"\n'
-        "    tables: [{name: users_records}]\n"
-    )
-    return make_project(files)
+    return make_project(files | {"models/sources.yml": raw_tables("users_records")})
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from python_jobs.ingestion.change_data_feed import Parameters, messages
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.kafka import Broker
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
 from tests.support.waiting import eventually
@@ -369,12 +369,6 @@ PREIMAGE = """
     meta={'lakehouse_patterns': {'merger': {'sequence': 'row_version'}}}) }}
 select before.*, commit_version as row_version from {{ source('raw', 'changes') }} where op = 'u'
 """
-SOURCES = """
-sources:
-  - name: raw
-    schema: "{{ target.schema }}"
-    tables: [{name: changes}, {name: change_messages}]
-"""
 
 
 def test_the_models_of_the_page(captured: Captured, make_project: Callable[..., DbtProject]) -> None:
@@ -384,7 +378,7 @@ def test_the_models_of_the_page(captured: Captured, make_project: Callable[..., 
             "models/current.sql": from_table,
             "models/current_of_topic.sql": from_messages,
             "models/preimages.sql": PREIMAGE,
-            "models/sources.yml": SOURCES,
+            "models/sources.yml": raw_tables("changes", "change_messages"),
         }
     )
     one_life(captured)

@@ -25,7 +25,7 @@ from python_jobs.ingestion.compactor import Parameters, after_write, run, worth_
 from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.files.pointers import PointedDataset, current_folder, publish
 from python_jobs.shared.spark.job import run_job
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.other_commits import commit
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.render import MacroRenderer
@@ -540,14 +540,13 @@ DAILY = """
 select * from {{ source('raw', 'visits') }}
 """
 OVERRIDE = "{retention_hours: 0, allow_unsafe_retention: true}"
-SOURCES = "{version: 2, sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: visits}]}]}"
 
 
 @pytest.fixture(scope="module")
 def project(spark: SparkSession, make_project: Callable[..., DbtProject]) -> DbtProject:
     project = make_project(
         {
-            "models/sources.yml": SOURCES,
+            "models/sources.yml": raw_tables("visits"),
             "models/daily_visits.sql": DAILY,
             "models/inline_visits.sql": snippet(PAGE, f"{HERE}::test_the_models_of_the_page"),
         }

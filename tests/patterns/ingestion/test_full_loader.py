@@ -18,6 +18,7 @@ from python_jobs.ingestion.full_loader import Parameters, run, version_tables
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.postgres import Database
+from tests.support.failing_write import failing_at
 from tests.support.other_commits import commit
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
@@ -405,23 +406,14 @@ def test_a_table_of_postgresql(devices: Devices, database: Database, monkeypatch
 
 @pytest.mark.parametrize("dies_at", ["version", "public"])
 def test_a_load_that_ends_before_a_commit_leaves_the_version_before_and_the_next_one_completes(
-    devices: Devices, monkeypatch: pytest.MonkeyPatch, dies_at: str
+    devices: Devices, dies_at: str
 ) -> None:
     devices.land("2024-01-01", DEVICES)
     devices.load("2024-01-01")
     devices.land("2024-01-02", DEVICES_2)
     table = devices.target if dies_at == "public" else f"{devices.target}_20240102"
-    write_once = full_loader.write_once
-
-    def die_at_the_table(spark: SparkSession, rows: DataFrame, written: str, **others: Any) -> Any:
-        if written == table:
-            raise KeyboardInterrupt
-        return write_once(spark, rows, written, **others)
-
-    with monkeypatch.context() as dying:
-        dying.setattr(full_loader, "write_once", die_at_the_table)
-        with pytest.raises(KeyboardInterrupt):
-            devices.load("2024-01-02")
+    with failing_at(table, full_loader, "write_once", KeyboardInterrupt()):
+        devices.load("2024-01-02")
     assert_rows(devices.rows(), DEVICES)
     assert devices.load("2024-01-02")["exposed"]
     assert_rows(devices.rows(), DEVICES_2)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.postgres.relations import Connection
 from services.postgres import Database
 from tests.support.rows import assert_rows
-from tests.support.waiting import eventually, polled
+from tests.support.waiting import eventually, polled_count
 
 pytestmark = pytest.mark.postgres
 
@@ -53,26 +51,13 @@ class Devices:
         return run(self.parameters(date, **parameters), self.database.connect)
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
-        with self.database.connect() as connection:
-            return connection.execute(text.encode()).fetchall()
+        return self.database.rows(text)
 
     def tables(self) -> list[str]:
         return [
             row[0]
             for row in self.query("select tablename from pg_tables where schemaname = 'public' order by 1")
         ]
-
-    @contextmanager
-    def polled(self) -> Iterator[list[object]]:
-        """Collect what a reader counts in the view meanwhile."""
-        with self.database.connect() as connection:
-
-            def count() -> int | None:
-                row = connection.execute("select count(*) from devices").fetchone()
-                return row and row[0]
-
-            with polled(count) as seen:
-                yield seen
 
 
 @pytest.fixture
@@ -98,7 +83,7 @@ def test_the_view_shows_the_newest_version_exactly(devices: Devices) -> None:
 
 def test_readers_never_miss_the_view_nor_see_a_part(devices: Devices) -> None:
     sixty = [*DEVICES, *(("ipad", f"iPad {number}", "1") for number in range(10))]
-    with devices.polled() as seen:
+    with polled_count(devices.database, "devices") as seen:
         for _ in range(5):
             devices.write(sixty)
             devices.run("2024-01-02")
@@ -116,7 +101,7 @@ def test_the_view_is_dropped_and_made_anew_in_one_transaction_for_a_removed_colu
     )
     try:
         devices.write([row[:2] for row in DEVICES], "type;name")
-        with devices.polled() as seen:
+        with polled_count(devices.database, "devices") as seen:
             devices.run("2024-01-02", columns="type text, name text")
             devices.run("2024-01-01", step="expose")
             devices.run("2024-01-02", step="expose", columns="type text, name text")

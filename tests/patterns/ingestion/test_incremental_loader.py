@@ -26,6 +26,7 @@ from python_jobs.ingestion.incremental_loader import LandingFile, Parameters, as
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.spark.hadoop_files import Entry, HadoopFolder
 from python_jobs.shared.spark.job import run_job
+from tests.support.failing_write import failing_at
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
@@ -687,23 +688,12 @@ def test_a_killed_run_is_completed_by_the_next(feed: Feed, tmp_path: Path) -> No
     assert_rows(feed.ledger().select("file_path"), [(f"{HOUR_9}/a.json",), (f"{HOUR_10}/b.json",)])
 
 
-def test_a_run_that_ends_before_its_ledger_is_completed_by_the_next(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_before_its_ledger_is_completed_by_the_next(feed: Feed) -> None:
     feed.land(f"{HOUR_9}/a.json", "a\n")
     feed.load()
     feed.land(f"{HOUR_10}/b.json", "b\n")
-    write_once = incremental_loader.write_once
-
-    def die_at_the_ledger(spark: SparkSession, rows: DataFrame, table: str, **others: Any) -> str | None:
-        if table == f"{feed.target}_files":
-            raise KeyboardInterrupt
-        return write_once(spark, rows, table, **others)
-
-    with monkeypatch.context() as dying:
-        dying.setattr(incremental_loader, "write_once", die_at_the_ledger)
-        with pytest.raises(KeyboardInterrupt):
-            feed.load()
+    with failing_at(f"{feed.target}_files", incremental_loader, "write_once", KeyboardInterrupt()):
+        feed.load()
     assert_rows(feed.ledger().select("file_path"), [(f"{HOUR_9}/a.json",)])
     assert feed.load()["lines_written"] == 0
     assert_rows(feed.bronze().select("payload"), [("a",), ("b",)])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.snippets import snippets
 from tests.support.stories import FAILS, PASSES, DbtStories, Story
 
@@ -25,13 +25,7 @@ OTHER_WINDOW = """{{ lakehouse_patterns.incremental_window(
     'ingested_at', source="(select timestamp '2024-03-01 10:00:00Z' as ingested_at)"
 ) }}"""
 MODELS = ("newer", "quiet", "stopped", "emptied", "asked", "raced", "late", "unhooked", "doubled")
-SOURCES = f"""
-version: 2
-sources:
-  - name: raw
-    schema: "{{{{ target.schema }}}}"
-    tables: [{", ".join(f"{{name: {name}_visits}}" for name in MODELS)}]
-"""
+SOURCES = raw_tables(*(f"{name}_visits" for name in MODELS))
 
 stories = DbtStories()
 

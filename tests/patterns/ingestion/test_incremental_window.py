@@ -9,7 +9,7 @@ import pytest
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import SparkSession
 
-from tests.support.dbt_project import DbtProject
+from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet, snippets
@@ -19,13 +19,7 @@ PAGE = "docs/ingestion.md"
 THIS = "tests/patterns/ingestion/test_incremental_window.py::"
 
 MODELS = ("appended", "bounded", "overlapping", "visits_rejects")
-SOURCES = f"""
-version: 2
-sources:
-  - name: raw
-    schema: "{{{{ target.schema }}}}"
-    tables: [{", ".join(f"{{name: {name}_visits}}" for name in MODELS)}]
-"""
+SOURCES = raw_tables(*(f"{name}_visits" for name in MODELS))
 APPENDED = """
 {{ config(materialized='incremental', incremental_strategy='append') }}
 select * from {{ source('raw', 'appended_visits') }} where {{ lakehouse_patterns.incremental_window('ingested_at') }}
@@ -222,7 +216,7 @@ def test_a_unit_test_says_what_the_window_is(
     earlier = unit_test.replace("only_rows", "earlier_rows").replace("-01 10:00:00'\"", "-01 09:00:00'\"")
     project = make_project(
         {
-            "models/sources.yml": SOURCES.replace("appended_visits", "visits"),
+            "models/sources.yml": raw_tables("visits"),
             "models/visits_of_the_window.sql": APPENDED.replace("appended_visits", "visits"),
             "models/unit_test.yml": unit_test,
             "models/earlier.yml": earlier,
