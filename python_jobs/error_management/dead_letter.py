@@ -46,7 +46,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -74,15 +74,10 @@ from python_jobs.shared.records.dead_letters import (
     REPLAY,
     WAS_DEAD_LETTERED,
     DeadLetterStream,
+    ParsingParameters,
     valid_records,
 )
-from python_jobs.shared.records.json_records import (
-    ERROR_CLASS,
-    ERROR_MESSAGE,
-    UNREADABLE,
-    load_schema,
-    parse_records,
-)
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, UNREADABLE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -90,27 +85,15 @@ _KEPT_ACCOUNTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters(DeadLetterStream):
+class Parameters(ParsingParameters, DeadLetterStream):
     """Parse the JSON payloads of a Delta table; records that can't be processed go to a dead-letter table."""
 
     source: str
     """Delta table (name or path) that only grows, such as a bronze table."""
     target: str
     """Delta table (name or path) for the processed records; created when absent."""
-    schema: str
-    """Fields of the JSON object: a DDL string, or a .ddl, .yml or .json file."""
     checkpoint: str
     """Folder of the stream's progress: one for each source and target, kept as long as these tables."""
-    payload_column: str = "payload"
-    """String column that holds the JSON line."""
-    derive: dict[str, str] = field(default_factory=dict)
-    """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
-    require: list[str] = field(default_factory=list)
-    """Fields or derived columns that must not be NULL; a record without them is dead-lettered."""
-    rename: dict[str, str] = field(default_factory=dict)
-    """Column names of fields, --rename.FIELD COLUMN, such as for a field named like a column of the source."""
-    on_unreadable: Literal["count", "dead_letter"] = "count"
-    """A value that isn't of its field's type is a NULL that is counted, or makes the record a dead letter."""
     max_unreadable_share: float | None = None
     """Stop with exit code 3 when a larger share of the records has such a value; by default never."""
     partition_by: list[str] = field(default_factory=list)
@@ -377,19 +360,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Batc
         WrongUse: a table has another schema, or the checkpoint belongs to another query.
     """
     empty = empty_source(spark, params.source, (*DEAD_LETTER_COLUMNS, WAS_DEAD_LETTERED, REPLAY))
-    schema = load_schema(params.schema)
-
-    def parse(records: DataFrame) -> DataFrame:
-        return parse_records(
-            records,
-            schema,
-            params.payload_column,
-            params.derive,
-            params.require,
-            params.rename,
-            params.on_unreadable == "dead_letter",
-        )
-
+    parse = params.parser()
     parsed = parse(empty)
     missing = [name for name in params.partition_by if name not in parsed.columns]
     if missing:

@@ -26,8 +26,8 @@ Source: Data Engineering Design Patterns, chapter 3, Dead-Letter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -45,40 +45,23 @@ from python_jobs.shared.records.dead_letters import (
     REPLAY_TYPE,
     REPLAYED,
     WAS_DEAD_LETTERED,
+    ParsingParameters,
 )
-from python_jobs.shared.records.json_records import (
-    ERROR_CLASS,
-    ERROR_MESSAGE,
-    UNREADABLE,
-    load_schema,
-    parse_records,
-)
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, UNREADABLE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column, named_columns, timestamp_literal
 
 _LETTER = "__letter"
 
 
-@dataclass(frozen=True)
-class Parameters(ProcessingTimeParameters):
+@dataclass(frozen=True, kw_only=True)
+class Parameters(ParsingParameters, ProcessingTimeParameters):
     """Parse dead letters again after a fix; those that pass are added to the main table."""
 
     target: str
     """Delta table (name or path) that the dead_letter job writes."""
     dead_letter: str
     """Delta table (name or path) of its dead letters."""
-    schema: str
-    """Fields of the JSON object after the fix: a DDL string, or a .ddl, .yml or .json file."""
-    payload_column: str = "payload"
-    """String column that holds the JSON line."""
-    derive: dict[str, str] = field(default_factory=dict)
-    """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
-    require: list[str] = field(default_factory=list)
-    """Fields or derived columns that must not be NULL."""
-    rename: dict[str, str] = field(default_factory=dict)
-    """Column names of fields, --rename.FIELD COLUMN, as the dead_letter job has them."""
-    on_unreadable: Literal["count", "dead_letter"] = "count"
-    """Whether a value that isn't of its field's type fails a record again, or is a NULL."""
     publish_partitions: bool = False
     """Write into the touched partitions, whose consumers must then run again; by default only report them."""
     where: str | None = None
@@ -148,14 +131,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     statuses = [PENDING, PARKED] if params.include_parked else [PENDING]
     pending = letters.toDF().where(F.col("status").isin(statuses)).where(params.where or "true")
     record_columns = [name for name in pending.columns if name not in DEAD_LETTER_COLUMNS]
-    judged = parse_records(
-        pending.select(*named_columns(record_columns), F.struct("dead_letter_id", "attempts").alias(_LETTER)),
-        load_schema(params.schema),
-        params.payload_column,
-        params.derive,
-        params.require,
-        params.rename,
-        params.on_unreadable == "dead_letter",
+    parse = params.parser()
+    judged = parse(
+        pending.select(*named_columns(record_columns), F.struct("dead_letter_id", "attempts").alias(_LETTER))
     )
     with evaluated_once(judged) as parsed:
         rows = replay_rows(parsed, params.job_name, params.job_version, now)

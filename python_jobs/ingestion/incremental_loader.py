@@ -61,6 +61,7 @@ from python_jobs.shared.delta.commits import (
     find_commit,
     latest_version,
     transaction_version,
+    until_committed,
     write_once,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
@@ -526,15 +527,11 @@ def assign_load_ids(files: Sequence[LandingFile], before: Mapping[int, int]) -> 
 def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     """Load once; when another run commits first, look again and load what is left."""
     now = parameters.processing_time()
-    for _ in range(_COMMIT_ATTEMPTS):
-        with unreadable_files_refused("nothing was written"), _append_only_refused(parameters):
-            try:
-                report = _load_what_can_be_read(spark, parameters, now)
-            except CONFLICTS:
-                continue
-        if report is not None:
-            return report
-    raise JobFailed(f"other runs kept committing to {parameters.target}; nothing was written, run again")
+    other_runs = f"other runs kept committing to {parameters.target}; nothing was written, run again"
+    with unreadable_files_refused("nothing was written"), _append_only_refused(parameters):
+        return until_committed(
+            lambda: _load_what_can_be_read(spark, parameters, now), _COMMIT_ATTEMPTS, other_runs
+        )
 
 
 def _load_what_can_be_read(

@@ -55,13 +55,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, TimestampNTZType, TimestampType
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
-from python_jobs.shared.core.failures import JobFailed, WrongUse, given, require_at_least
+from python_jobs.shared.core.failures import WrongUse, given, require_at_least
 from python_jobs.shared.core.intervals import Interval, from_micros, parse_time, to_micros
 from python_jobs.shared.delta.commits import (
-    CONFLICTS,
     find_commit,
     latest_version,
     transaction_version,
+    until_committed,
     write_once,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists
@@ -230,14 +230,8 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
         JobFailed: other runs committed first ten times in a row.
     """
     now = parameters.processing_time()
-    for _ in range(_COMMIT_ATTEMPTS):
-        try:
-            report = _load(spark, parameters, now)
-        except CONFLICTS:
-            continue
-        if report is not None:
-            return report
-    raise JobFailed(f"other runs kept committing to {parameters.target}; run again")
+    other_runs = f"other runs kept committing to {parameters.target}; run again"
+    return until_committed(lambda: _load(spark, parameters, now), _COMMIT_ATTEMPTS, other_runs)
 
 
 def next_window(spark: SparkSession, parameters: Parameters, now: dt.datetime) -> Interval | None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from delta import exceptions as delta_exceptions
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
+from python_jobs.shared.core.failures import JobFailed
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import delta_snapshot, delta_table, table_exists, table_location
 from python_jobs.shared.spark.session import settings
+
+Result = TypeVar("Result")
 
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 # Number of history entries that the first read returns.
@@ -33,6 +36,26 @@ CONFLICTS = (
     delta_exceptions.MetadataChangedException,
     delta_exceptions.ProtocolChangedException,
 )
+
+
+def until_committed(write: Callable[[], Result | None], attempts: int, other_runs: str) -> Result:
+    """Return the result of the first call of ``write`` that commits before all other runs.
+
+    Args:
+        write: function that reads the table and writes what follows from it; it returns None if another run has
+            taken its number, or raises one of :data:`CONFLICTS`.
+        attempts: number of calls.
+        other_runs: message if other runs commit first each time.
+
+    Raises:
+        JobFailed: other runs committed first each time.
+    """
+    for _ in range(attempts):
+        with suppress(*CONFLICTS):
+            result = write()
+            if result is not None:
+                return result
+    raise JobFailed(other_runs)
 
 
 def latest_commit(spark: SparkSession, table: str) -> dict[str, Any]:

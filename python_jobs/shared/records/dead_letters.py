@@ -1,11 +1,12 @@
-"""Dead-letter records: their columns, their states, and the options of a stream that writes them."""
+"""Dead-letter records: their columns, their states, and the options of jobs that write them."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,7 +19,13 @@ from python_jobs.shared.delta.streams import (
     nullable,
 )
 from python_jobs.shared.delta.table_streams import TableStream
-from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, UNREADABLE
+from python_jobs.shared.records.json_records import (
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    UNREADABLE,
+    load_schema,
+    parse_records,
+)
 from python_jobs.shared.spark.sql_text import named_column
 
 PENDING, REPLAYED, PARKED, DISCARDED = "pending", "replayed", "parked", "discarded"
@@ -52,6 +59,40 @@ DEAD_LETTER_COLUMNS = (
     "status_changed_at",
     "status_reason",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsingParameters:
+    """Parameters of a job that parses JSON payloads with a declared schema."""
+
+    schema: str
+    """Fields of the JSON object: a DDL string, or a .ddl, .yml or .json file."""
+    payload_column: str = "payload"
+    """String column that holds the JSON line."""
+    derive: dict[str, str] = field(default_factory=dict)
+    """Derived columns, --derive.NAME "SQL EXPRESSION", in order; one may replace a field of its name."""
+    require: list[str] = field(default_factory=list)
+    """Fields or derived columns that must not be NULL; a record without them is dead-lettered."""
+    rename: dict[str, str] = field(default_factory=dict)
+    """Column names of fields, --rename.FIELD COLUMN, such as for a field named like a column of the source."""
+    on_unreadable: Literal["count", "dead_letter"] = "count"
+    """A value that isn't of its field's type is a NULL that is counted, or makes the record a dead letter."""
+
+    def parser(self) -> Callable[[DataFrame], DataFrame]:
+        """Return the function from records to the rows of :func:`.json_records.parse_records`.
+
+        Raises:
+            WrongUse: the schema can't be read.
+        """
+        return partial(
+            parse_records,
+            schema=load_schema(self.schema),
+            payload_column=self.payload_column,
+            derive=self.derive,
+            require=self.require,
+            rename=self.rename,
+            unreadable_is_error=self.on_unreadable == "dead_letter",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
