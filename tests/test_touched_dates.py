@@ -19,6 +19,7 @@ from python_jobs.shared.delta.touched_dates import MAX_LISTED, among, dates_of
 from tests.support.rows import assert_rows
 
 Write = Callable[[DataFrame, int], None]
+MakeWriter = Callable[[SparkSession, str], tuple[Write, Callable[..., DataFrame]]]
 
 
 def test_the_dates_are_those_of_the_rows_in_order_also_after_the_year_9999(spark: SparkSession) -> None:
@@ -84,11 +85,7 @@ def reads_the_first(write: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("writer", [_counter, _checkpointer, _sink], ids=["counter", "checkpointer", "sink"])
-def test_a_batch_reads_no_other_date(
-    spark: SparkSession,
-    table_path: str,
-    writer: Callable[[SparkSession, str], tuple[Write, Callable[..., DataFrame]]],
-) -> None:
+def test_a_batch_reads_no_other_date(spark: SparkSession, table_path: str, writer: MakeWriter) -> None:
     write, rows = writer(spark, table_path)
     write(rows("2024-03-01 10", "2024-03-02 10"), 0)
     (unreadable,) = Path(table_path).glob("*=2024-03-01")
@@ -105,9 +102,7 @@ def test_a_batch_reads_no_other_date(
 
 @pytest.mark.parametrize("writer", [_counter, _checkpointer], ids=["counter", "checkpointer"])
 def test_a_batch_without_windows_commits_nothing(
-    spark: SparkSession,
-    table_path: str,
-    writer: Callable[[SparkSession, str], tuple[Write, Callable[..., DataFrame]]],
+    spark: SparkSession, table_path: str, writer: MakeWriter
 ) -> None:
     write, rows = writer(spark, table_path)
     write(rows(), 0)

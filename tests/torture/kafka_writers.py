@@ -53,11 +53,15 @@ def _visit(day: dt.date, number: int) -> Record:
 # --- from a topic to a table ------------------------------------------------------------------------------
 
 
+def from_kafka(folder: Path, **tables: str) -> dict[str, Any]:
+    """Return a consumer's parameters: its broker and tables."""
+    return below(folder, **tables) | {"bootstrap_servers": os.environ[KAFKA]}
+
+
 def records_to_bronze(spark: SparkSession, folder: Path) -> None:
     """Change Data Capture, four records a batch."""
     parameters = change_data_capture.Parameters(
-        **below(folder, target="bronze", checkpoint="checkpoint"),
-        bootstrap_servers=os.environ[KAFKA],
+        **from_kafka(folder, target="bronze", checkpoint="checkpoint"),
         topics=[TOPIC],
         max_records_per_trigger=4,
         now=NOW,
@@ -68,8 +72,7 @@ def records_to_bronze(spark: SparkSession, folder: Path) -> None:
 def users_by_window(spark: SparkSession, folder: Path) -> None:
     """Checkpointer, eight records a batch: each batch with state costs seconds."""
     parameters = checkpointer.Parameters(
-        **below(folder, target="counts", checkpoint="checkpoint"),
-        bootstrap_servers=os.environ[KAFKA],
+        **from_kafka(folder, target="counts", checkpoint="checkpoint"),
         topic=TOPIC,
         key="get_json_object(payload, '$.user_id')",
         event_time="try_to_timestamp(get_json_object(payload, '$.event_time'))",
@@ -82,8 +85,7 @@ def users_by_window(spark: SparkSession, folder: Path) -> None:
 def records_with_their_position(spark: SparkSession, folder: Path) -> None:
     """Checkpointer's plain consumer, four records a commit, the position within it."""
     parameters = kafka_consumer.Parameters(
-        **below(folder, target="bronze"),
-        bootstrap_servers=os.environ[KAFKA],
+        **from_kafka(folder, target="bronze"),
         topic=TOPIC,
         group=folder.name,
         commit_every=4,

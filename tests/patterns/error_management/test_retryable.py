@@ -132,30 +132,26 @@ class Novelty(Exception):
     """A class nobody has heard of."""
 
 
-@pytest.mark.parametrize(("error", "calls"), [(Outage(), 2), (Novelty(), 1)])
-def test_subclasses_of_retryable_errors_are_retried_and_unknown_errors_are_not(
-    time: Time, error: Exception, calls: int
-) -> None:
+def outcome(time: Time, error: Exception, *, idempotent: bool) -> tuple[object, int]:
+    """Return the result, or the error, of an operation that fails once, and its number of calls."""
     operation = Operation(time, error)
-    if calls == 2:
-        assert retrier(time).call(operation, idempotent=True) == "result"
-    else:
-        with pytest.raises(Novelty):
-            retrier(time).call(operation, idempotent=True)
-    assert operation.calls == calls
+    try:
+        result: object = retrier(time).call(operation, idempotent=idempotent)
+    except type(error) as raised:
+        result = raised
+    return result, operation.calls
 
 
-@pytest.mark.parametrize(("error", "calls"), [(TimeoutError(), 1), (ConnectionRefusedError(), 2)])
-def test_what_may_have_happened_is_not_repeated_unless_it_is_idempotent(
-    time: Time, error: Exception, calls: int
-) -> None:
-    operation = Operation(time, error)
-    if calls == 2:
-        retrier(time).call(operation, idempotent=False)
-    else:
-        with pytest.raises(TimeoutError):
-            retrier(time).call(operation, idempotent=False)
-    assert operation.calls == calls
+def test_subclasses_of_retryable_errors_are_retried_and_unknown_errors_are_not(time: Time) -> None:
+    assert outcome(time, Outage(), idempotent=True) == ("result", 2)
+    unknown = Novelty()
+    assert outcome(time, unknown, idempotent=True) == (unknown, 1)
+
+
+def test_what_may_have_happened_is_not_repeated_unless_it_is_idempotent(time: Time) -> None:
+    timeout = TimeoutError()
+    assert outcome(time, timeout, idempotent=False) == (timeout, 1)
+    assert outcome(time, ConnectionRefusedError(), idempotent=False) == ("result", 2)
 
 
 @pytest.mark.parametrize("jitter", ["full", "tenth"])

@@ -66,6 +66,14 @@ class Lake:
     def versions(self) -> list[int]:
         return [latest_version(self.spark, self.path(name)) for name in ("phones", "devices")]
 
+    def is_as_before_and_takes_the_run_again(self, versions: list[int], files: set[str]) -> None:
+        """Assert that the run of 2024-11-21 failed after it wrote data, and that its rerun is complete."""
+        assert self.versions() == versions
+        assert self.files("phones") > files, "data was written, only the commit wasn't"
+        assert_rows(self.table("phones"), [(1,)])
+        self.run("2024-11-21")
+        assert_rows(self.table("phones"), [(1,), (3,)])
+
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Lake:
@@ -134,11 +142,7 @@ def test_a_failing_task_leaves_files_that_nobody_reads(lake: Lake) -> None:
     )
     with pytest.raises(SPARK_ERRORS, match="task 2 fails"):
         lake.run("2024-11-21", write={lake.path("phones"): fails})
-    assert lake.versions() == before
-    assert lake.files("phones") > files, "the first task's file"
-    assert_rows(lake.table("phones"), [(1,)])
-    lake.run("2024-11-21")
-    assert_rows(lake.table("phones"), [(1,), (3,)])
+    lake.is_as_before_and_takes_the_run_again(before, files)
 
 
 def test_plain_files_of_a_failed_append_are_read_by_everybody(lake: Lake) -> None:
@@ -162,11 +166,7 @@ def test_a_commit_that_can_not_be_written_leaves_the_table_as_it_was(lake: Lake)
     with pytest.raises(SPARK_ERRORS):
         lake.run("2024-11-21", write={lake.path("phones"): query})
     in_the_way.rmdir()
-    assert lake.versions() == before
-    assert lake.files("phones") > files, "the data was written, only its commit wasn't"
-    assert_rows(lake.table("phones"), [(1,)])
-    lake.run("2024-11-21")
-    assert_rows(lake.table("phones"), [(1,), (3,)])
+    lake.is_as_before_and_takes_the_run_again(before, files)
 
 
 def test_of_two_writers_of_one_run_one_commits(lake: Lake) -> None:
