@@ -49,7 +49,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.idempotency.registries import read_registry, register
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
-from python_jobs.shared.core.intervals import from_micros, parse_time
+from python_jobs.shared.core.intervals import from_micros, parse_time, previous_run_time
 from python_jobs.shared.delta.commits import commit_note, commits, commits_after, noted, write_once
 from python_jobs.shared.delta.merge import MergeRules, merge
 from python_jobs.shared.delta.tables import (
@@ -106,11 +106,7 @@ class Parameters:
         if not self.key:
             raise WrongUse("key is empty; name the columns that identify a row")
         require_at_least(1, retention_days=self.retention_days)
-        at = self.at
-        if self.previous is not None and self.previous >= at:
-            raise WrongUse(
-                f"previous_execution_time {self.previous_execution_time} is not before {self.execution_time}"
-            )
+        _ = self.at, self.previous  # refuses one that is not before
 
     @cached_property
     def at(self) -> dt.datetime:
@@ -120,7 +116,7 @@ class Parameters:
     @cached_property
     def previous(self) -> dt.datetime | None:
         """Return the logical time of the previous run; None if it was not given."""
-        return None if self.previous_execution_time is None else parse_time(self.previous_execution_time)
+        return previous_run_time(self.previous_execution_time, self.execution_time)
 
     @property
     def rules(self) -> MergeRules:

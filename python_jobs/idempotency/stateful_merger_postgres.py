@@ -36,7 +36,7 @@ from psycopg import sql
 
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
-from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.intervals import parse_time, previous_run_time
 from python_jobs.shared.postgres.clients import listed, reaching_postgres, require_table_name, table_name
 from python_jobs.shared.postgres.csv import copy_csv
 from python_jobs.shared.postgres.relations import Connection, columns, connect_by_environment, exists
@@ -70,10 +70,7 @@ class Parameters:
         require_table_name(self.target)
         if not self.key:
             raise WrongUse("key is empty; name the columns that identify a row")
-        if self.previous is not None and self.previous >= self.at:
-            raise WrongUse(
-                f"previous_execution_time {self.previous_execution_time} is not before {self.execution_time}"
-            )
+        _ = self.previous  # refuses one that is not before
 
     @property
     def at(self) -> dt.datetime:
@@ -83,7 +80,7 @@ class Parameters:
     @property
     def previous(self) -> dt.datetime | None:
         """The logical time of the run before, if it was given."""
-        return None if self.previous_execution_time is None else parse_time(self.previous_execution_time)
+        return previous_run_time(self.previous_execution_time, self.execution_time)
 
     def table(self, suffix: str = "") -> sql.Identifier:
         """Return the target's name with a suffix, quoted."""

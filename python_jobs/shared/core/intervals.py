@@ -33,6 +33,20 @@ def parse_time(text: str) -> dt.datetime:
         raise WrongUse(f"'{text}' is outside of the years 1 to 9999 in UTC") from None
 
 
+def previous_run_time(previous_execution_time: str | None, execution_time: str) -> dt.datetime | None:
+    """Return the logical time of the run before a run; None if it is not given.
+
+    Raises:
+        WrongUse: it is not before the run's own logical time.
+    """
+    if previous_execution_time is None:
+        return None
+    previous = parse_time(previous_execution_time)
+    if previous >= parse_time(execution_time):
+        raise WrongUse(f"previous_execution_time {previous_execution_time} is not before {execution_time}")
+    return previous
+
+
 def to_micros(moment: dt.datetime) -> int:
     """Return an aware time as exact microseconds since 1970, as Spark's ``timestamp_micros`` reads them."""
     return (moment - _EPOCH) // dt.timedelta(microseconds=1)

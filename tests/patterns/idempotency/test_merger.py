@@ -404,12 +404,17 @@ def test_a_batch_that_is_newer_than_all_it_may_match_is_not_compared_row_by_row(
 # --- deletes ---------------------------------------------------------------------------------------------
 
 
-@with_soft_deletes.story
-def test_a_soft_delete_blocks_older_updates_and_a_newer_one_returns(users: Users) -> Story:
+def inserted_and_deleted(users: Users) -> Story:
+    """Let `a` come with sequence 1 and go with sequence 5."""
     users.arrive(("a", "basic", 1, False))
     yield PASSES
     users.arrive(("a", None, 5, True))
     yield PASSES
+
+
+@with_soft_deletes.story
+def test_a_soft_delete_blocks_older_updates_and_a_newer_one_returns(users: Users) -> Story:
+    yield from inserted_and_deleted(users)
     users.arrive(("a", "late", 4, False))
     yield PASSES
     users.are(("a", None, 5, True))
@@ -421,10 +426,7 @@ def test_a_soft_delete_blocks_older_updates_and_a_newer_one_returns(users: Users
 @in_sequence.story
 def test_a_hard_delete_forgets_the_order_so_an_older_update_returns(users: Users) -> Story:
     """The documented limit of `deletes: hard`: nothing is left to compare with."""
-    users.arrive(("a", "basic", 1, False))
-    yield PASSES
-    users.arrive(("a", None, 5, True))
-    yield PASSES
+    yield from inserted_and_deleted(users)
     users.are()
     users.arrive(("a", "late", 4, False))
     yield PASSES

@@ -86,6 +86,15 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
     return Feed(spark, tmp_path / "landing" / "visits", str(tmp_path / "bronze" / "bronze_visits"))
 
 
+@pytest.fixture
+def half_loaded(feed: Feed) -> Feed:
+    """Return a feed of two files, of which the first is loaded."""
+    feed.land(f"{HOUR_9}/a.json", "a\n")
+    feed.load()
+    feed.land(f"{HOUR_10}/b.json", "b\n")
+    return feed
+
+
 # Odd on purpose: a carriage return before the end of line, an empty line, bytes that are no UTF-8, a NUL byte,
 # quotes and emoji, no end of line at the end of the file. The name needs escaping in URLs and in globs.
 ODD_NAME = "ü v%20+#?{1}[2].json"
@@ -681,10 +690,8 @@ def test_two_processes_at_once_load_each_file_once(feed: Feed, tmp_path: Path) -
 
 
 @pytest.mark.kill
-def test_a_killed_run_is_completed_by_the_next(feed: Feed, tmp_path: Path) -> None:
-    feed.land(f"{HOUR_9}/a.json", "a\n")
-    feed.load()
-    feed.land(f"{HOUR_10}/b.json", "b\n")
+def test_a_killed_run_is_completed_by_the_next(half_loaded: Feed, tmp_path: Path) -> None:
+    feed = half_loaded
     state = run_and_kill(_command(feed), feed.target, TableState.DATA_WITHOUT_LOG, env=_environment(tmp_path))
     assert state is TableState.DATA_WITHOUT_LOG
     assert_rows(feed.bronze().select("payload"), [("a",)])
@@ -692,10 +699,8 @@ def test_a_killed_run_is_completed_by_the_next(feed: Feed, tmp_path: Path) -> No
     feed.holds({f"{HOUR_9}/a.json": "a", f"{HOUR_10}/b.json": "b"})
 
 
-def test_a_run_that_ends_before_its_ledger_is_completed_by_the_next(feed: Feed) -> None:
-    feed.land(f"{HOUR_9}/a.json", "a\n")
-    feed.load()
-    feed.land(f"{HOUR_10}/b.json", "b\n")
+def test_a_run_that_ends_before_its_ledger_is_completed_by_the_next(half_loaded: Feed) -> None:
+    feed = half_loaded
     with failing_at(f"{feed.target}_files", incremental_loader, "write_once", KeyboardInterrupt()):
         feed.load()
     assert_rows(feed.ledger().select("file_path"), [(f"{HOUR_9}/a.json",)])
