@@ -516,17 +516,8 @@ def test_a_new_row_whose_text_is_no_date_refuses_its_chunk(
         ({"now": "noon"}, "'noon' is not a time"),
     ],
 )
-def test_wrong_parameters_are_refused(others: dict[str, Any], sentence: str) -> None:
-    given = {
-        "job_id": "x",
-        "pipeline_version": "v2",
-        "source": "visits",
-        "target": "views",
-        "ledger": "backfills",
-        "query": QUERY,
-        "from_": "2024-03-01",
-        "to": "2024-03-04",
-    }
+def test_wrong_parameters_are_refused(tmp_path: Path, others: dict[str, Any], sentence: str) -> None:
+    given = Views(None, tmp_path).arguments("x", "2024-03-01", "2024-03-04")  # type: ignore[arg-type]
     with pytest.raises(WrongUse, match=sentence):
         Parameters(**given | others)
 
