@@ -9,7 +9,14 @@ import time
 import pytest
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import Interval, from_micros, parse_time, partition_folder, to_micros
+from python_jobs.shared.core.intervals import (
+    Interval,
+    from_micros,
+    parse_time,
+    partition_folder,
+    previous_run_time,
+    to_micros,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,19 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
 def test_microseconds_are_exact_both_ways(moment: str, micros: int) -> None:
     assert to_micros(dt.datetime.fromisoformat(moment)) == micros
     assert from_micros(micros).isoformat() == moment
+
+
+def test_the_run_before_is_before_this_one() -> None:
+    assert previous_run_time(None, "2024-10-07") is None
+    before = previous_run_time("2024-10-06T23", "2024-10-07")
+    assert before == dt.datetime(2024, 10, 6, 23, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize("previous", ["2024-10-07", "2024-10-07T01"])
+def test_a_run_before_that_is_not_before_is_refused(previous: str) -> None:
+    message = f"^previous_execution_time {previous} is not before 2024-10-07$"
+    with pytest.raises(WrongUse, match=message):
+        previous_run_time(previous, "2024-10-07")
 
 
 def test_a_folder_has_its_hour_if_it_is_one_of_an_hour() -> None:
