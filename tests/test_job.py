@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.spark.job import known_failure, run_job
@@ -108,6 +111,60 @@ def test_a_classic_session_is_taken_and_another_one_is_refused(spark):
         require_classic(object())
 
 
-def test_what_a_user_can_mend_becomes_a_sentence():
-    assert known_failure(ValueError("a\nPermission denied: /x\nat java…")).startswith("permission denied (")
+@pytest.mark.parametrize(
+    ("message", "kind", "sentence"),
+    [
+        ("a\nPermission denied: /x\nat java…", JobFailed, "permission denied (Permission denied: /x)"),
+        (
+            "[DELTA_INVALID_CHARACTERS_IN_COLUMN_NAMES] Found…\nInvalid column names: b c.\n\tat java…",
+            WrongUse,
+            "a Delta table takes no column of this name; name it otherwise "
+            "([DELTA_INVALID_CHARACTERS_IN_COLUMN_NAMES] Found… Invalid column names: b c.)",
+        ),
+        (
+            "[CANNOT_MERGE_SCHEMAS] Failed merging schemas:",
+            DataRefused,
+            "the Parquet files hold what Spark doesn't read as one table "
+            "([CANNOT_MERGE_SCHEMAS] Failed merging schemas:)",
+        ),
+        (
+            "TASK_WRITE_FAILED…\nCaused by: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+            "file:///a.gz.  SQLSTATE: KD001",
+            JobFailed,
+            "cannot read file:///a.gz (TASK_WRITE_FAILED…)",
+        ),
+    ],
+)
+def test_what_a_user_can_mend_becomes_a_sentence(message, kind, sentence):
+    known = known_failure(ValueError(message))
+    assert (type(known), str(known)) == (kind, sentence)
     assert known_failure(ValueError("something else")) is None
+
+
+@pytest.mark.parametrize(
+    ("sql", "code", "sentence"),
+    [
+        ("1/0", 3, "DataRefused: source fails at a value ([DIVIDE_BY_ZERO] Division by zero."),
+        ("cast('a'  as int)", 3, "DataRefused: source fails at a value ([CAST_INVALID_INPUT] The value 'a'"),
+        ("array(1)[7]", 3, "DataRefused: source fails at a value ([INVALID_ARRAY_INDEX]"),
+        ("raise_error('a rule')", 3, "DataRefused: source fails at a value ([USER_RAISED_EXCEPTION] a rule"),
+        ("nocol + 1", 2, "WrongUse: source can't be used ([UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+        ("nofunc(1)", 2, "WrongUse: source can't be used ([UNRESOLVED_ROUTINE] Cannot resolve"),
+        ("1 +", 2, "WrongUse: source can't be used ([PARSE_SYNTAX_ERROR] Syntax error at or near end"),
+    ],
+)
+def test_a_failure_in_sql_of_the_user_is_a_sentence_and_in_sql_of_ours_a_trace(
+    spark, capsys, tmp_path, sql, code, sentence
+):
+    rows = spark.range(1)
+    file = tmp_path / "expression.sql"
+    file.write_text(sql.replace("  ", "\n  "), encoding="utf-8")
+
+    def run(spark, parameters):
+        return {"rows": len(rows.select(F.expr(sql)).collect())}
+
+    for source in (f"id > 0 and {sql}", str(file)):
+        assert call(["--source", source], run) == code
+        assert capsys.readouterr().err.splitlines()[-1].startswith(sentence)
+    with pytest.raises((PySparkException, Py4JJavaError)):
+        run_job(Parameters, run, ["--source", "id > 0"])

@@ -15,13 +15,18 @@
 
 
 {% macro _full_timestamp(text) %}
-    {#- The timestamp that a text names with date and time, in UTC unless it names an offset; NULL for any other. -#}
+    {#- The timestamp that a text names with date and time, in UTC unless it names an offset; NULL for any other text,
+        and for a time outside of the years 1 to 9999 in UTC. -#}
     {%- set in_a_zone = 'case when ' ~ lakehouse_patterns._is_timestamp(text, '')
         ~ ' then concat(' ~ text ~ ", 'Z') else " ~ text ~ ' end' -%}
     {#- Spark's cast takes an offset only behind seconds. -#}
+    {%- set value = 'try_to_timestamp(regexp_replace(' ~ in_a_zone ~ ", '^(.{16})( ?[Z+-].*)$', '$1:00$2'))" -%}
+    {#- Only on these days an offset can lead out of the years. -#}
+    {%- set is_inside = '(left(' ~ text ~ ", 10) not in ('0001-01-01', '9999-12-31') or unix_micros(" ~ value
+        ~ ') between -62135596800000000 and 253402300799999999)' -%}
     {{ return(
         'case when ' ~ lakehouse_patterns._is_timestamp(text, '(?: ?(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?))?')
-        ~ ' then try_to_timestamp(regexp_replace(' ~ in_a_zone ~ ", '^(.{16})( ?[Z+-].*)$', '$1:00$2')) end"
+        ~ ' and ' ~ is_inside ~ ' then ' ~ value ~ ' end'
     ) }}
 {% endmacro %}
 

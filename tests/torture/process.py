@@ -34,9 +34,9 @@ def main(name: str, folder: Path, *master: str) -> None:
     except CONFLICTS as failure:
         _refuse("Delta's conflict", failure)
     except (PySparkException, Py4JJavaError) as failure:
-        if (sentence := known_failure(failure)) is None:
+        if (known := known_failure(failure)) is None:
             raise
-        _refuse("JobFailed", sentence)
+        _refuse(type(known).__name__, known)
 
 
 def _refuse(kind: str, failure: object) -> None:

@@ -33,6 +33,9 @@ from pyspark.sql.types import (
 
 from python_jobs.shared.core.failures import WrongUse
 
+FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The first and the last microsecond of the years 1 to 9999 in UTC, counted from 1970."""
+
 _NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\z"
 _DAY = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*)?)?"
@@ -116,7 +119,11 @@ def exact_value(text: Column, type_: DataType) -> Column:
         in_a_zone = F.when(text.rlike(_LOCAL_TIMESTAMP), F.concat(text, F.lit("Z"))).otherwise(text)
         # Spark's cast takes an offset only behind seconds.
         with_seconds = F.regexp_replace(in_a_zone, r"^(.{16})( ?[Z+-].*)$", "$1:00$2")
-        return F.when(text.rlike(_FULL_TIMESTAMP), with_seconds.try_cast(type_))
+        value = with_seconds.try_cast(type_)
+        # Only on these days an offset can lead out of the years.
+        is_edge = text.startswith("0001-01-01") | text.startswith("9999-12-31")
+        is_inside = ~is_edge | F.unix_micros(value).between(FIRST_MICROS, LAST_MICROS)
+        return F.when(text.rlike(_FULL_TIMESTAMP) & is_inside, value)
     pattern = _DATE if isinstance(type_, DateType) else _LOCAL_TIMESTAMP
     return F.when(text.rlike(pattern), text.try_cast(type_))
 

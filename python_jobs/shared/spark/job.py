@@ -32,8 +32,10 @@ from python_jobs.shared.core.command_line import (
 from python_jobs.shared.core.failures import (
     DataRefused,
     JobFailed,
+    WrongUse,
     root_cause,
 )
+from python_jobs.shared.spark.queries import failure_of_users_sql
 from python_jobs.shared.spark.session import spark_session
 
 
@@ -68,38 +70,62 @@ def job_outcome(
         try:
             return run(spark, parameters)
         except (PySparkException, Py4JJavaError, OSError) as failure:
-            sentence = known_failure(failure)
-            if sentence is None:
+            known = None if isinstance(failure, JobFailed) else known_failure(failure, parameters)
+            if known is None:
                 raise
-            raise JobFailed(sentence) from failure
+            raise known from failure
 
     return program_outcome(parameters_class, run_on_spark, argv)
 
 
+_DENIED = (JobFailed, "permission denied")
+_OTHER_SCHEMA = (JobFailed, "the target table has another schema")
+_CONFLICT = (JobFailed, "another writer committed to the same table; run again")
+_NO_COLUMNS = (WrongUse, "there is no column that a Delta table can hold")
+_UNREAD_PARQUET = (DataRefused, "the Parquet files hold what Spark doesn't read as one table")
 # Failures that a user can fix, by a part of Spark's message; all other failures keep their trace.
-_KNOWN_FAILURES = {
-    "java.nio.file.AccessDeniedException": "permission denied",
-    "org.apache.hadoop.security.AccessControlException": "permission denied",
-    "Permission denied": "permission denied",
-    "Mkdirs failed to create": "permission denied",
-    "DELTA_CANNOT_CREATE_LOG_PATH": "permission denied",
-    "No space left on device": "no space left on the device",
-    "DELTA_FAILED_TO_MERGE_FIELDS": "the target table has another schema",
-    "DELTA_SCHEMA_MISMATCH": "the target table has another schema",
-    "DELTA_METADATA_MISMATCH": "the target table has another schema",
-    "DELTA_PROTOCOL_CHANGED": "another writer committed to the same table; run again",
-    "DELTA_METADATA_CHANGED": "another writer committed to the same table; run again",
-    "DELTA_CONCURRENT": "another writer committed to the same table; run again",
+_KNOWN_FAILURES: dict[str, tuple[type[JobFailed], str]] = {
+    "java.nio.file.AccessDeniedException": _DENIED,
+    "org.apache.hadoop.security.AccessControlException": _DENIED,
+    "Permission denied": _DENIED,
+    "Mkdirs failed to create": _DENIED,
+    "DELTA_CANNOT_CREATE_LOG_PATH": _DENIED,
+    "No space left on device": (JobFailed, "no space left on the device"),
+    "DELTA_FAILED_TO_MERGE_FIELDS": _OTHER_SCHEMA,
+    "DELTA_SCHEMA_MISMATCH": _OTHER_SCHEMA,
+    "DELTA_METADATA_MISMATCH": _OTHER_SCHEMA,
+    "DELTA_PROTOCOL_CHANGED": _CONFLICT,
+    "DELTA_METADATA_CHANGED": _CONFLICT,
+    "DELTA_CONCURRENT": _CONFLICT,
+    "DELTA_INVALID_CHARACTER": (WrongUse, "a Delta table takes no column of this name; name it otherwise"),
+    "DELTA_DUPLICATE_COLUMNS_FOUND": (WrongUse, "two columns of a table must differ in more than case"),
+    "COLUMN_ALREADY_EXISTS": (DataRefused, "two columns must differ in more than case"),
+    "DELTA_EMPTY_DATA": _NO_COLUMNS,
+    "DELTA_CANNOT_WRITE_EMPTY_SCHEMA": _NO_COLUMNS,
+    "UNSUPPORTED_DATA_TYPE_FOR_DATASOURCE": (WrongUse, "the target can't hold a column of this type"),
+    "SCHEMA_NOT_FOUND": (WrongUse, "the schema of a table's name doesn't exist; create it"),
+    "MISSING_GROUP_BY": (WrongUse, "an expression over one row can't aggregate"),
+    "CANNOT_MERGE_SCHEMAS": _UNREAD_PARQUET,
+    "PARQUET_TYPE": _UNREAD_PARQUET,
+    "UNSUPPORTED_TIME_TYPE": _UNREAD_PARQUET,
 }
 
 
-def known_failure(failure: Exception) -> str | None:
-    """Return one sentence for a failure that the user can fix, or None for any other failure."""
+def known_failure(failure: Exception, parameters: object = None) -> JobFailed | None:
+    """Return a failure that the user can fix as one sentence with its exit code; None for any other failure.
+
+    ``parameters`` hold the SQL of the user (:func:`python_jobs.shared.spark.queries.failure_of_users_sql`).
+    """
+    if (unreadable := unreadable_file(failure)) is not None:
+        return _kind_of_unreadable(failure)(unreadable)
+    if (wrong := failure_of_users_sql(failure, parameters)) is not None:
+        return wrong
     text = str(failure)
-    for sign, sentence in _KNOWN_FAILURES.items():
+    for sign, (kind, sentence) in _KNOWN_FAILURES.items():
         if sign in text:
-            detail = next(line for line in text.splitlines() if sign in line).strip()
-            return f"{sentence} ({detail[:300]})"
+            line_start = text.rfind("\n", 0, text.index(sign)) + 1
+            message = re.split(r"\n\s*at ", text[line_start:])[0]  # without Java's trace
+            return kind(f"{sentence} ({' '.join(message.split())[:300]})")
     return None
 
 
@@ -113,7 +139,8 @@ def unreadable_file(failure: Exception) -> str | None:
     if refused is not None:
         return " ".join(refused[1].split())
     named = re.search(
-        r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.?(?: File does not exist\.[\s\S]*?)? +SQLSTATE",
+        r"\[FAILED_READ_FILE\S* .*? reading file (.+?)\.?"
+        r"(?: (?:File does not exist|Could not read footer)\.[\s\S]*?)? +SQLSTATE",
         str(failure),
     )
     if named and "CSV header does not conform" in str(failure):
@@ -122,6 +149,11 @@ def unreadable_file(failure: Exception) -> str | None:
             "line, its line end included"
         )
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
+
+
+def _kind_of_unreadable(failure: Exception) -> type[JobFailed]:
+    is_refused = any(sign in str(failure) for sign in ("MALFORMED", "CSV", RECORD_REFUSED))
+    return DataRefused if is_refused else JobFailed
 
 
 @contextmanager
@@ -140,6 +172,4 @@ def unreadable_files_refused(consequence: str) -> Iterator[None]:
         unreadable = unreadable_file(failure)
         if unreadable is None:
             raise
-        signs = ("MALFORMED", "CSV", RECORD_REFUSED)
-        kind = DataRefused if any(sign in str(failure) for sign in signs) else JobFailed
-        raise kind(f"{unreadable}; {consequence}") from failure
+        raise _kind_of_unreadable(failure)(f"{unreadable}; {consequence}") from failure

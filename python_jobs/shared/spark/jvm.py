@@ -6,11 +6,13 @@ Spark Connect doesn't have these attributes, so jobs need a classic session.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import WrongUse
@@ -51,6 +53,14 @@ def hadoop_configuration(spark: SparkSession) -> Any:
     """Return the Hadoop configuration of the session."""
     require_classic(spark)
     return spark._jsc.hadoopConfiguration()
+
+
+def engine_errors(failure: Exception) -> Iterator[PySparkException]:
+    """Yield an error that Spark raised, then its causes, each as PySpark's class; nothing for an error of Python's."""
+    java: Any = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    while java is not None:
+        yield convert_exception(java)
+        java = java.getCause()
 
 
 def java_array(spark: SparkSession, kind: Any, *items: Any) -> Any:
