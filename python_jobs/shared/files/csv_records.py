@@ -116,6 +116,11 @@ def csv_lines(
     return found.union(_cut(blank.select(text.alias(LINE), url_path().alias(FILE)), delimiter))
 
 
+def is_blank_line(line: Column, delimiter: str) -> Column:
+    """Return whether a line has blanks only, and no delimiter that is a blank."""
+    return line.rlike(rf"^{_BLANKS}*\z") & ~line.contains(delimiter)
+
+
 def is_csv_record(line: Column, delimiter: str) -> Column:
     """Return whether the quotes of a line are closed, and stand around whole values only."""
     return line.rlike(rf"^{_record(delimiter)}\z")

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.failures import JobFailed, WrongUse, root_cause
 from python_jobs.shared.spark.hadoop_files import Entry, HadoopFolder, literal_path
 
 NO_FILE_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
@@ -92,8 +93,19 @@ def list_files(folder: HadoopFolder, below: Iterable[str] = ("",)) -> list[Sourc
 
 
 def matching_files(folder: HadoopFolder) -> list[SourceFile]:
-    """Return the files under all that the folder's path, taken as a pattern, matches."""
-    matches = folder.file_system.globStatus(folder.root) or []
+    """Return the files under all that the folder's path, taken as a pattern, matches.
+
+    Raises:
+        WrongUse: it is no pattern.
+    """
+    try:
+        matches = folder.file_system.globStatus(folder.root) or []
+    except Py4JJavaError as failure:
+        if "Illegal file pattern" not in str(failure):
+            raise
+        raise WrongUse(
+            f"{folder.root} is no pattern of files ({root_cause(failure)}); close each '{{' and '['"
+        ) from None
     return [file for status in matches for file in list_files(folder.at(status.getPath()))]
 
 
@@ -127,6 +139,20 @@ def read_lines(spark: SparkSession, files: Sequence[SourceFile]) -> DataFrame:
         return empty.select("value", F.struct("file_path", "file_block_start").alias("_metadata"))
     reader = spark.read.options(**NO_FILE_SKIPPED).option("lineSep", "\n")
     return reader.text([literal_path(file.path) for file in files])
+
+
+def is_blank(line: Column) -> Column:
+    """Return whether a line of JSON lines holds nothing; such a line is no record, and no fault."""
+    return line.rlike(r"^[ \t\r]*\z")
+
+
+def unreadable_among(files: Iterable[SourceFile], failure: Exception) -> dict[SourceFile, str]:
+    """Return which of the files can't be read, with the cause; the failure of a job names one. Else an empty result."""
+    if isinstance(failure, UnreadableFile):
+        return {file: failure.cause for file in files if file == failure.file}
+    text = str(failure)
+    named = [file for file in files if file.url_path in text] if "FAILED_READ_FILE" in text else []
+    return {max(named, key=lambda file: len(file.url_path)): root_cause(failure)} if named else {}
 
 
 def require_whole(spark: SparkSession, files: Iterable[SourceFile]) -> None:

@@ -32,6 +32,7 @@ from python_jobs.shared.files.csv_records import (
 )
 from python_jobs.shared.files.file_sets import (
     SourceFile,
+    is_blank,
     list_files,
     read_lines,
     url_path,
@@ -127,7 +128,7 @@ def read_files(spark: SparkSession, parameters: FileSource, files: Sequence[Sour
 def _json_records(
     spark: SparkSession, files: Sequence[SourceFile], schema: StructType
 ) -> tuple[DataFrame, Column, Column]:
-    lines = read_lines(spark, files).where(~F.col("value").rlike(r"^[ \t\r]*$"))
+    lines = read_lines(spark, files).where(~is_blank(F.col("value")))
     rows = with_fields(lines.select(F.col("value").alias(LINE), url_path().alias(FILE)), schema, F.col(LINE))
     unreadable = F.concat(
         F.lit("a value isn't of its type or would be changed by it: "), F.array_join(UNREADABLE, ", ")

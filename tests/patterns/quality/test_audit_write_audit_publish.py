@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import json
 import re
 import sys
@@ -839,6 +840,47 @@ def test_the_first_invalid_line_has_its_number(spark: SparkSession, tmp_path: Pa
         run(spark, Parameters(path))
 
 
+def test_a_file_that_can_not_be_read_is_a_problem_like_any_other(spark: SparkSession, tmp_path: Path) -> None:
+    landing = tmp_path / "landing"
+    path = write(landing, good=b'{"a": 1}', short=b"{")
+    packed = gzip.compress(b'{"a": 1}\n' * 9)
+    for name, content in {
+        "cut.gz": packed[:-3],
+        "plain.gz": b'{"a": 1}\n',
+        "plain.bz2": b'{"a": 1}\n',
+    }.items():
+        (landing / name).write_bytes(content)
+    (landing / "whole.gz").write_bytes(packed)
+    with pytest.raises(DataRefused) as refused:
+        run(spark, Parameters(path))
+    problems = str(refused.value).split(": ", 1)[1].split(" | ")
+    assert str(refused.value).startswith("4 of 6 files failed the audit: ")
+    assert [re.sub(r"^.*/landing/", "", problem).split(" (")[0] for problem in problems] == [
+        "cut.gz: it can't be read",
+        "plain.bz2: it can't be read",
+        "plain.gz: it can't be read",
+        "short.json: line 1 is not one JSON object in UTF-8",
+    ]
+    assert "(it isn't bzip2 from its first byte to its last" in problems[1]
+
+
+def test_a_blank_line_is_no_record_as_for_the_loaders(spark: SparkSession, tmp_path: Path) -> None:
+    """A line's number counts it."""
+    path = write(tmp_path / "landing", a=b'{"a":1}\n\n \t\r\n{"a":2}\n', b=b"\n\n")
+    assert run(spark, Parameters(path, min_lines=0)) == {"files": 2, "bytes": 23, "lines": 2}
+    with pytest.raises(DataRefused, match=r"^1 of 2 files .*/b\.json: 0 lines, allowed at least 1$"):
+        run(spark, Parameters(path))
+    (tmp_path / "landing" / "b.json").write_bytes(b"\n\n[]\n")
+    with pytest.raises(DataRefused, match=r"b\.json: line 3 is not one JSON object in UTF-8$"):
+        run(spark, Parameters(path))
+    (tmp_path / "landing" / "a.json").write_bytes(b"\r\n\nid,name\r\n\n")
+    (tmp_path / "landing" / "b.json").unlink()
+    csv = {"format": "csv", "columns": ["name"]}
+    assert run(spark, Parameters(path, **csv)) == {"files": 1, "bytes": 13, "lines": 1}
+    with pytest.raises(DataRefused, match=r"1 lines, allowed at least 2$"):
+        run(spark, Parameters(path, min_lines=2, **csv))
+
+
 def test_line_numbers_across_blocks(spark: SparkSession, tmp_path: Path, blocks: Iterable[None]) -> None:
     """A file that Spark reads in many tasks has its lines counted from its beginning."""
     path = tmp_path / "lines.txt"
@@ -879,9 +921,12 @@ def test_no_file_is_not_ready(spark: SparkSession, tmp_path: Path) -> None:
             run(spark, Parameters(str(path)))
 
 
-def test_wrong_use_of_the_file_audit() -> None:
+def test_wrong_use_of_the_file_audit(spark: SparkSession) -> None:
     with pytest.raises(WrongUse, match="columns are those of a CSV header"):
         Parameters("x", columns=["a"])
+    for path in ("landing/{a", "landing/[0-"):
+        with pytest.raises(WrongUse, match=r"is no pattern of files .*; close each '\{' and '\['"):
+            run(spark, Parameters(path, pattern=True))
     with pytest.raises(WrongUse, match="must not be negative, got -1"):
         Parameters("x", min_bytes=-1)
 
