@@ -36,6 +36,8 @@ Source: Data Engineering Design Patterns, chapter 4, Data Overwrite.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -49,9 +51,21 @@ from urllib.parse import unquote
 import filelock
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.paths import absolute, is_uri
@@ -59,6 +73,7 @@ from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.sources import read_files, require_records, source_files, source_identity
 from python_jobs.shared.records.partition_values import partition_condition, partition_literals, same_values
+from python_jobs.shared.records.values import FIRST_MICROS, LAST_MICROS
 from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.queries import first_line, query_text, require_rows, user_query
@@ -70,6 +85,7 @@ NOTE = "data_overwrite"
 _PARTITION_VALUE = re.compile(r"[\w.+-]+")
 _OUTSIDE = "a row lies outside of the partition that is overwritten"
 _NO_LINE = "a text has a line break, or a line is NULL"
+_NO_VALUE = "a time is outside of the years 1 to 9999, or a number is NaN or infinite"
 # Spark's own formats keep milliseconds, and its csv drops spaces around a text.
 _WRITER_OPTIONS = {
     "timeZone": "UTC",
@@ -214,11 +230,12 @@ def overwrite_files(
                 raise OutsideSlice(
                     f"a row lies outside of the partition {path.name} of {target}; the files stay as they are"
                 ) from None
-            if _NO_LINE in str(failure):
-                raise DataRefused(
-                    f"{_NO_LINE}, which {file_format} files can't hold; write json or parquet; the files of {target} "
-                    "stay as they are"
-                ) from None
+            for problem, others in ((_NO_LINE, "json or parquet"), (_NO_VALUE, "parquet")):
+                if problem in str(failure):
+                    raise DataRefused(
+                        f"{problem}, which {file_format} files can't hold; write {others}; the files of {target} "
+                        "stay as they are"
+                    ) from None
             raise
         folder.swap()
     return path
@@ -261,21 +278,58 @@ def inside(rows: DataFrame, literals: Mapping[str, str]) -> DataFrame:
 
 
 def writable(rows: DataFrame, file_format: str) -> DataFrame:
-    """Return the rows that a format of lines can hold; the query fails at a text that it can't.
+    """Return the rows that a format of lines can hold; the query fails at a value that it can't.
 
     Raises:
         WrongUse: a column is of a type that the format can't hold.
     """
-    if file_format not in ("csv", "text"):
+    if file_format == "parquet":
         return rows
-    _require_types(rows.schema, file_format)
+    if file_format != "json":
+        _require_types(rows.schema, file_format)
     for field in rows.schema:
-        if isinstance(field.dataType, StringType):
-            text = named_column(field.name)
-            is_line = ~text.rlike(r"[\r\n]")
-            kept = is_line if file_format == "text" else text.isNull() | is_line
-            rows = rows.where(F.when(kept, True).otherwise(F.raise_error(F.lit(_NO_LINE))))
+        value = named_column(field.name)
+        if _may_lack_text(field.dataType, file_format == "json"):
+            has_text = _has_text(value, field.dataType)
+            rows = rows.where(F.when(has_text, True).otherwise(F.raise_error(F.lit(_NO_VALUE))))
+        if isinstance(field.dataType, StringType) and file_format != "json":
+            is_line = ~value.rlike(r"[\r\n]")
+            is_kept = is_line if file_format == "text" else value.isNull() | is_line
+            rows = rows.where(F.when(is_kept, True).otherwise(F.raise_error(F.lit(_NO_LINE))))
     return rows
+
+
+def _may_lack_text(type_: DataType, is_json: bool) -> bool:
+    """Return whether a type has, at any depth, values without a text that readers take."""
+    if isinstance(type_, StructType):
+        return any(_may_lack_text(field.dataType, is_json) for field in type_.fields)
+    if isinstance(type_, ArrayType):
+        return _may_lack_text(type_.elementType, is_json)
+    if isinstance(type_, MapType):
+        return any(_may_lack_text(inner, is_json) for inner in (type_.keyType, type_.valueType))
+    if isinstance(type_, FloatType | DoubleType):
+        return is_json
+    return isinstance(type_, DateType | TimestampType | TimestampNTZType)
+
+
+def _has_text(value: Column, type_: DataType) -> Column:
+    """Return whether a value is NULL, or has a text that readers take, at any depth."""
+    has_text = F.lit(True)
+    if isinstance(type_, StructType):
+        fields = (_has_text(value[field.name], field.dataType) for field in type_.fields)
+        has_text = functools.reduce(operator.and_, fields, has_text)
+    elif isinstance(type_, ArrayType):
+        has_text = F.forall(value, lambda element: _has_text(element, type_.elementType))
+    elif isinstance(type_, MapType):
+        has_text = F.forall(F.map_keys(value), lambda key: _has_text(key, type_.keyType))
+        has_text &= F.forall(F.map_values(value), lambda inner: _has_text(inner, type_.valueType))
+    elif isinstance(type_, FloatType | DoubleType):
+        has_text = ~(F.isnan(value) | (F.abs(value) == float("inf")))
+    elif isinstance(type_, TimestampType):
+        has_text = F.unix_micros(value).between(FIRST_MICROS, LAST_MICROS)
+    elif isinstance(type_, DateType | TimestampNTZType):
+        has_text = F.year(value).between(1, 9999)
+    return F.coalesce(has_text, F.lit(True))
 
 
 def _require_types(schema: StructType, file_format: str) -> None:

@@ -26,6 +26,7 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.delta.commits import CONFLICTS
 from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.records.partition_values import partition_condition
+from python_jobs.shared.spark.job import job_outcome
 from services.postgres import Database
 from tests.support.killer import TableState, run_and_kill
 from tests.support.pytest_ids import REPOSITORY
@@ -578,6 +579,89 @@ def test_what_a_format_can_not_hold_is_refused_and_the_old_files_stay(
     with pytest.raises(kind, match=sentence):
         overwrite_files(spark.sql(f"select {query}"), str(tmp_path / "lines"), file_format, None)
     assert_rows(spark.read.text(str(tmp_path / "lines")), [("old",)])
+
+
+TOO_EARLY, TOO_LATE = "timestamp'0001-01-01T00:00:00+05:00'", "timestamp'9999-12-31T23:59:59-05:00'"
+
+
+@pytest.mark.parametrize(
+    ("formats", "value"),
+    [
+        ("json", "double('NaN')"),
+        ("json", "float('-Infinity')"),
+        ("json", "array(named_struct('x', map('k', double('Infinity'))))"),
+        ("json csv", TOO_EARLY),
+        ("json csv", TOO_LATE),
+        ("json", f"named_struct('x', array({TOO_EARLY}))"),
+        ("json csv", "date_add(date'9999-12-31', 1)"),
+        ("json csv", "timestamp_ntz'+10000-01-01 00:00:00'"),
+    ],
+)
+def test_a_value_that_no_reader_of_lines_takes_is_refused(
+    spark: SparkSession, tmp_path: Path, formats: str, value: str
+) -> None:
+    rows = spark.sql(f"select {value} as v")
+    for file_format in formats.split():
+        sentence = (
+            f"a time is outside of the years .* infinite, which {file_format} files can't hold; write parq"
+        )
+        with pytest.raises(DataRefused, match=sentence):
+            overwrite_files(rows, str(tmp_path / file_format), file_format, None)
+    overwrite_files(rows, str(tmp_path / "parquet"), "parquet", None)
+
+
+def test_values_that_readers_of_lines_take_are_written(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.sql(
+        "select 1.5D as d, cast(null as float) as f, timestamp'0001-01-01T00:00:00Z' as t, date'9999-12-31' as day, "
+        "array(timestamp_ntz'9999-12-31 23:59:59', null) as a, map('k', named_struct('x', cast(null as date))) as m"
+    )
+    overwrite_files(rows, str(tmp_path / "json"), "json", None)
+    assert_rows(
+        spark.read.text(str(tmp_path / "json")),
+        [
+            (
+                '{"d":1.5,"t":"0001-01-01T00:00:00.000000Z","day":"9999-12-31",'
+                '"a":["9999-12-31T23:59:59.000000",null],"m":{"k":{}}}',
+            )
+        ],
+    )
+    overwrite_files(spark.sql("select double('NaN') as d"), str(tmp_path / "csv"), "csv", None)
+    assert_rows(spark.read.text(str(tmp_path / "csv")), [("NaN",)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--where", "x/0 > 1"], 3, "DataRefused: where fails at a value ([DIVIDE_BY_ZERO]"),
+        (
+            ["--query", "select cast(s as int) as x, s from {source}"],
+            3,
+            "DataRefused: query fails at a value ([CAST_I",
+        ),
+        (["--query", "select 1 as `b c`"], 2, "WrongUse: a Delta table takes no column of this name"),
+        (
+            ["--query", "select 1 as a, 2 as A"],
+            2,
+            "WrongUse: two columns of a table must differ in more than case",
+        ),
+    ],
+)
+def test_sql_that_fails_ends_the_job_with_a_sentence(
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    sentence: str,
+) -> None:
+    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    rows = frame(spark, (1, "a"), schema="x int, s string")
+    rows.write.format("delta").save(source)
+    rows.write.format("delta").save(target)
+    argv = ["--source", source, "--target", target, *arguments]
+    assert job_outcome(lambda: spark, Parameters, run, argv) == (code, None)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(sentence)
+    assert_rows(held(spark, target), [(1, "a")])
 
 
 def test_a_csv_holds_null_and_json_holds_line_breaks(spark: SparkSession, tmp_path: Path) -> None:
