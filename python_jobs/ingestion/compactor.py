@@ -58,9 +58,9 @@ from python_jobs.shared.delta.tables import (
     read_table,
     table_size,
 )
-from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED, SourceFile, require_whole
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED, SourceFile, require_openable, require_whole
 from python_jobs.shared.files.pointers import PointedDataset, RawFile, current_folder
-from python_jobs.shared.spark.hadoop_files import literal_path
+from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import executed_plan
 from python_jobs.shared.spark.session import settings
@@ -467,7 +467,9 @@ def _rewrite(
 ) -> None:
     """Write each folder's rows as few files into the same folder of the staged version."""
     by_folder = defaultdict(list)
+    source = HadoopFolder(spark, dataset.folder(version))
     for file in files:
+        require_openable(source, f"{dataset.folder(version)}/{file.path}")
         by_folder[_folder(file.path)].append(file)
     for folder, group in by_folder.items():
         paths = [literal_path(f"{dataset.folder(version)}/{file.path}") for file in group]

@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 from delta.tables import DeltaTable
+from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.failures import NotReady
+from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.jvm import (
@@ -23,10 +24,20 @@ from python_jobs.shared.spark.sql_text import table_name
 
 
 def table_exists(spark: SparkSession, table: str) -> bool:
-    """Return whether ``table`` is an existing Delta table."""
+    """Return whether ``table`` is an existing Delta table.
+
+    Raises:
+        WrongUse: ``table`` is neither a path nor a name.
+    """
     if is_path(table):
         return bool(DeltaTable.isDeltaTable(spark, absolute(table)))
-    return bool(spark.catalog.tableExists(table))
+    try:
+        return bool(spark.catalog.tableExists(table))
+    except ParseException:
+        raise WrongUse(
+            f"'{table}' is no name of a table; use a path with '/', or database.table with backticks around a part "
+            "that has other characters than letters, digits and '_'"
+        ) from None
 
 
 def delta_table(spark: SparkSession, table: str) -> DeltaTable:

@@ -110,14 +110,24 @@ def matching_files(folder: HadoopFolder) -> list[SourceFile]:
 
 
 def _source_file(folder: HadoopFolder, file_path: str, path: str, entry: Entry) -> SourceFile:
-    if folder.local_root is not None:
-        if ":" in entry.name:
-            raise WrongUse(f"{path} can't be opened: a local file's name must have no colon; rename it")
-        # Bytes that are no UTF-8 are half characters in Python's name of the file.
-        if not path.isascii() and re.search("[\ud800-\udfff]", path):
-            name = path.encode(errors="backslashreplace").decode()
-            raise WrongUse(f"{name} can't be opened: a local file's name must be UTF-8; rename it")
+    require_openable(folder, path)
     return SourceFile(file_path, path, entry.size, entry.modified_at)
+
+
+def require_openable(folder: HadoopFolder, path: str) -> None:
+    """Refuse a file whose name Spark can't open.
+
+    Raises:
+        WrongUse: the file is local, and its name has a colon or is no UTF-8.
+    """
+    if folder.local_root is None:
+        return
+    if ":" in path.rsplit("/", 1)[-1]:
+        raise WrongUse(f"{path} can't be opened: a local file's name must have no colon; rename it")
+    # Bytes that are no UTF-8 are half characters in Python's name of the file.
+    if not path.isascii() and re.search("[\ud800-\udfff]", path):
+        name = path.encode(errors="backslashreplace").decode()
+        raise WrongUse(f"{name} can't be opened: a local file's name must be UTF-8; rename it")
 
 
 def url_path() -> Any:

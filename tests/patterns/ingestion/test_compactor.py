@@ -11,9 +11,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.errors import AnalysisException
@@ -24,7 +28,7 @@ from python_jobs.ingestion import compactor, incremental_table_loader
 from python_jobs.ingestion.compactor import Parameters, after_write, run, worth_compacting
 from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.files.pointers import PointedDataset, current_folder, publish
-from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.job import job_outcome, run_job
 from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.other_commits import commit
 from tests.support.pytest_ids import REPOSITORY
@@ -455,6 +459,47 @@ def test_a_packed_raw_file_that_is_not_whole_is_not_compacted(spark: SparkSessio
     run(spark, Parameters(table=str(tmp_path / "raw"), format="json"))
     (file,) = Path(current_folder(spark, str(tmp_path / "raw")).removeprefix("file:")).rglob("part-*")
     assert sorted(file.read_text().splitlines()) == [f'{{"id": {number}}}' for number in range(5)]
+
+
+def test_raw_files_that_spark_does_not_read_as_one_table_stay_as_they_are(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def outcome(name: str, file_format: str, *files: pa.Table | bytes, names: str = "f{}.parquet") -> str:
+        dataset = tmp_path / name
+        version = dataset / "_versions" / "v1"
+        version.mkdir(parents=True)
+        for number, content in enumerate(files * 4):
+            path = version / names.format(number)
+            path.write_bytes(content) if isinstance(content, bytes) else pq.write_table(content, path)
+        publish(spark, str(dataset), "v1")
+        code, _ = job_outcome(
+            lambda: spark, Parameters, run, ["--table", str(dataset), "--format", file_format]
+        )
+        assert PointedDataset(spark, str(dataset)).versions() == ["v1"]
+        return f"{code} {capsys.readouterr().err.splitlines()[-1]}"
+
+    def one(type_: pa.DataType, value: object) -> pa.Table:
+        return pa.table({"a": pa.array([value], type_)})
+
+    refused = "3 DataRefused: the Parquet files hold what Spark doesn't read as one table ("
+    unread = {
+        "wider": (one(pa.int32(), 1), one(pa.int64(), 1)),
+        "scales": (one(pa.decimal128(3, 1), Decimal("1.0")), one(pa.decimal128(3, 2), Decimal("1.00"))),
+        "nanoseconds": (one(pa.timestamp("ns"), 1),),
+        "time": (one(pa.time64("us"), dt.time(10)),),
+        "half": (one(pa.float16(), np.float16(1)),),
+    }
+    for name, files in unread.items():
+        assert outcome(name, "parquet", *files).startswith(refused), name
+    twice = pa.table({"a": [1], "A": [2]})
+    assert outcome("twice", "parquet", twice).startswith(
+        "3 DataRefused: two columns must differ in more than case"
+    )
+    assert outcome("none", "parquet", b"{}").startswith("1 JobFailed: cannot read file:")
+    sentence = outcome("colon", "json", b"{}\n", names="f:{}.json")
+    assert re.match(
+        "2 WrongUse: .*/f:0.json can't be opened: a local file's name must have no colon", sentence
+    )
 
 
 def test_raw_files_without_a_pointer_are_refused(spark: SparkSession, tmp_path: Path) -> None:

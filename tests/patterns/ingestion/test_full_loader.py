@@ -372,6 +372,15 @@ def test_a_schema_that_is_none(devices: Devices, parameters: dict[str, Any], sen
         devices.load("2024-01-01", **parameters)
 
 
+def test_a_name_that_no_table_can_have(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    for target in ("b c", "a,b"):
+        with pytest.raises(
+            WrongUse, match=f"'{target}_20240101' is no name of a table; use a path with '/', or"
+        ):
+            devices.load("2024-01-01", target=target)
+
+
 # --- PostgreSQL -----------------------------------------------------------------------------------------
 
 
