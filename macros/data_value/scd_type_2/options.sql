@@ -73,6 +73,7 @@
         "materialized='scd2' has no column to track: the model selects only " ~ (types | join(', '))
     ) -%}
     {%- do lakehouse_patterns._scd2_require_comparable(history) -%}
+    {%- do lakehouse_patterns._scd2_require_typed(history) -%}
     {{ return(history) }}
 {% endmacro %}
 
@@ -104,6 +105,13 @@
             "the model's column '" ~ name ~ "' has a name that materialized='scd2' gives to a column of its own"
         ) -%}
     {%- endfor -%}
+    {%- for name in names.partitions -%}
+        {%- do lakehouse_patterns.require(
+            name not in feed_columns,
+            "partition_by of materialized='scd2' must name columns of its table, got '" ~ name
+            ~ "', which the table lacks: changed_at is effective_from there, sequence and is_deleted are in changes"
+        ) -%}
+    {%- endfor -%}
     {%- do lakehouse_patterns.require_time(types, 'changed_at', names.changed_at) -%}
     {%- if names.is_deleted -%}
         {%- do lakehouse_patterns.require_boolean(types, 'is_deleted', names.is_deleted) -%}
@@ -121,6 +129,20 @@
                 ~ ': select it as text, or leave it out'
             ) -%}
         {%- endfor -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _scd2_require_typed(history) %}
+    {#- What `changes` keeps: Delta has no NULL without a type inside of an array. -#}
+    {%- set kept = {history.sequence: history.sequence_type} if history.sequence else {} -%}
+    {%- do kept.update(history.untracked) -%}
+    {%- for name, type in kept.items() -%}
+        {%- do lakehouse_patterns.require(
+            not lakehouse_patterns.holds_type(type, 'void'),
+            "materialized='scd2' can't keep '" ~ name ~ "', a NULL without a type: cast it in the model, as in "
+            ~ 'cast(null as string)'
+        ) -%}
     {%- endfor -%}
 {% endmacro %}
 

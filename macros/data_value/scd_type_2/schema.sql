@@ -24,6 +24,7 @@
     {%- endfor -%}
 
     {%- set before = lakehouse_patterns._scd2_sorted(history, stored) -%}
+    {%- do lakehouse_patterns._scd2_require_own_values(relation, before.absent) -%}
     {%- do lakehouse_patterns._scd2_require_same_changes(history, relation, changes_type, before.untracked) -%}
     {%- set structs = {} -%}
     {%- for name in lakehouse_patterns.names_without_case(history.untracked, stored) if name in given -%}
@@ -53,6 +54,21 @@
             ~ lakehouse_patterns._scd2_way_out()
         ) -%}
     {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _scd2_require_own_values(relation, absent) %}
+    {#- A rebuilt row has all columns of the table: NULL in an absent one, in place of a default or an identity. -#}
+    {%- if absent -%}
+        {%- set properties = lakehouse_patterns.table_properties(relation) -%}
+        {%- for feature in ['allowColumnDefaults', 'identityColumns', 'generatedColumns'] -%}
+            {%- do lakehouse_patterns.require(
+                'delta.feature.' ~ feature not in properties,
+                'the model lacks ' ~ (absent | join(', ')) ~ ', which ' ~ relation ~ ' may fill itself (delta.feature.'
+                ~ feature ~ "), and materialized='scd2' writes every column: select a value, NULL where there is none"
+            ) -%}
+        {%- endfor -%}
+    {%- endif -%}
 {% endmacro %}
 
 

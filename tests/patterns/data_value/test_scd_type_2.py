@@ -486,6 +486,26 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"select": "*, map('a', 1) as features"},
         "materialized='scd2' can't compare 'features', which is a map<string,int>: select it as text",
     ),
+    "by_time": (
+        {"config": "partition_by='At'"},
+        "partition_by of materialized='scd2' must name columns of its table, got 'at', which the table lacks: "
+        "changed_at is effective_from there",
+    ),
+    "untyped_column": (
+        {
+            "select": "*, struct(null as x) as note",
+            "options": "'changed_at': 'at', 'tracked_columns': ['plan']",
+        },
+        "materialized='scd2' can't keep 'note', a NULL without a type: cast it in the model",
+    ),
+    "untyped_sequence": (
+        {"select": "*, null as lsn", "options": "'changed_at': 'at', 'sequence': 'lsn'"},
+        "materialized='scd2' can't keep 'lsn', a NULL without a type",
+    ),
+    "filling_table": (
+        {"select": "id, plan, at", "config": "on_schema_change='append_new_columns'"},
+        "the model lacks src, which REPLACED.filling_table may fill itself (delta.feature.allowColumnDefaults)",
+    ),
     "null_time": (
         {},
         "null_time has a change with NULL in at; correct the source, or set such",
@@ -501,12 +521,18 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
 def test_a_wrong_configuration_or_table_is_refused_in_one_sentence(project: DbtProject) -> Story:
     rows = changes_without_time(project)
     project.source("foreign_table", rows)
+    project.spark.sql(
+        f"create table {project.schema}.filling_table (id string, plan string, src string default 'web', "
+        "effective_from timestamp, effective_to timestamp, is_current boolean, closed_by_delete boolean, "
+        "changes array<struct<changed_at: timestamp, is_deleted: boolean>>) using delta "
+        "tblproperties ('delta.feature.allowColumnDefaults' = 'supported')"
+    )
     errors = yield FAILS
     for name, (_, sentence) in REFUSED.items():
         assert f"{name}: error" in errors
-        assert sentence in errors, name
+        assert sentence.replace("REPLACED", project.schema) in errors, name
     assert_rows(project.table("foreign_table"), rows)
-    for name in REFUSED.keys() - {"foreign_table"}:
+    for name in REFUSED.keys() - {"foreign_table", "filling_table"}:
         assert not project.spark.catalog.tableExists(f"{project.schema}.{name}")
 
 
