@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.failures import WrongUse, root_cause
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import to_micros
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.delta.streams import parse_duration
 from python_jobs.shared.delta.tables import read_table, table_exists
-from python_jobs.shared.files.file_sets import SourceFile, UnreadableFile
+from python_jobs.shared.files.file_sets import SourceFile, unreadable_among
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 Identity = tuple[str, int, int]
@@ -86,11 +86,7 @@ def unread_files(
     gone = [file for file in batch if not folder.exists(file.file_path)]
     if gone:
         return dict.fromkeys(gone)
-    if isinstance(failure, UnreadableFile):
-        return {file: failure.cause for file in batch if file == failure.file}
-    text = str(failure)
-    named = [file for file in batch if file.url_path in text] if "FAILED_READ_FILE" in text else []
-    return {max(named, key=lambda file: len(file.url_path)): root_cause(failure)} if named else {}
+    return dict(unreadable_among(batch, failure))
 
 
 def set_aside(spark: SparkSession, table: str, files: Mapping[SourceFile, str], at: dt.datetime) -> None:

@@ -86,10 +86,14 @@ class Folder(HadoopFolder):
         return self.scheme in _KEEP_TIMES
 
     def listing(self) -> Listing:
-        """List the whole tree; the logs of Delta tables are listed before the files that they name."""
+        """List the whole tree; the logs of Delta tables are listed before the files that they name.
+
+        Raises:
+            WrongUse: a local link makes a folder lie in itself.
+        """
         files: dict[str, File] = {}
         folders: set[str] = set()
-        for path, entry in self._walk(""):
+        for path, entry in self._walk("", frozenset()):
             if entry.is_folder:
                 folders.add(path)
             else:
@@ -175,12 +179,13 @@ class Folder(HadoopFolder):
         count = self._io.copy(source, sink, _BUFFER_BYTES)
         return int(count), int(source.getChecksum().getValue())
 
-    def _walk(self, folder: str) -> Iterator[tuple[str, Entry]]:
+    def _walk(self, folder: str, above: frozenset[str]) -> Iterator[tuple[str, Entry]]:
+        above = self.entered(folder, above)
         prefix = f"{folder}/" if folder else ""
         entries = self.entries(folder)
         for log in (entry for entry in entries if entry.name == DELTA_LOG):
             yield prefix + DELTA_LOG, log
-            yield from self._walk(prefix + DELTA_LOG)
+            yield from self._walk(prefix + DELTA_LOG, above)
             # List the folder again after the log, so that it has all files that the log names.
             entries = self.entries(folder)
         for entry in entries:
@@ -188,7 +193,7 @@ class Folder(HadoopFolder):
                 continue
             yield prefix + entry.name, entry
             if entry.is_folder:
-                yield from self._walk(prefix + entry.name)
+                yield from self._walk(prefix + entry.name, above)
 
 
 class LocalFolder(Folder):

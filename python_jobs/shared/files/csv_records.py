@@ -3,6 +3,9 @@
 A record is a line whose quotes are closed and stand around whole values; a quote within them is doubled. The first line
 that isn't blank is the header; each line below it is a record, unless it is blank. A line break within quotes is
 refused, because a quote that nobody closes would take the lines behind it for its value.
+
+The headers of several files are the same if they have the same names in the same order, whatever their case, quotes and
+line ends. Each file's header is read before the lines are: one small read a file.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.files.file_sets import (
     NO_FILE_SKIPPED,
     SourceFile,
+    first_lines,
     read_lines,
     require_whole,
     url_path,
@@ -30,10 +34,10 @@ LINE, FILE, FIELDS = "__line", "__file", "__fields"
 
 # Each byte is a character of its own in it: nothing is replaced while lines are cut.
 _BYTES = "ISO-8859-1"
-# A line as one CSV column: no byte is one of these two signs. The header is left out where a file starts, and compared.
+# A line as one CSV column: no byte is one of these two signs. Spark leaves out the header where a file starts.
 _WHOLE_LINES = {
     "header": "true",
-    "enforceSchema": "false",
+    "enforceSchema": "true",
     "mode": "FAILFAST",
     "sep": "\u2400",
     "quote": "\u2401",
@@ -46,7 +50,7 @@ _BLANKS = r"[\x00-\x20]"
 
 @dataclass(frozen=True)
 class CsvHeader:
-    """The header line that all files of a source have."""
+    """The header that all files of a source have."""
 
     file: SourceFile
     """The first file that has one."""
@@ -70,34 +74,47 @@ def csv_delimiter(text: str) -> str:
 
 
 def csv_header(spark: SparkSession, files: Sequence[SourceFile], delimiter: str) -> CsvHeader | None:
-    """Return the header of the first file that has a line; None if none has.
+    """Return the header of the files that have a line; None if none has.
 
     Raises:
-        DataRefused: that line is not one CSV record in UTF-8. Its text is not repeated: without a header it is data.
+        DataRefused: a header is not one CSV record in UTF-8, or names other columns than the first one. The text isn't
+            repeated: without a header it is data.
+        UnreadableFile: a file can't be read.
     """
-    for file in files:
-        lines = read_lines(spark, [file]).where(~F.col("value").rlike(rf"^{_BLANKS}*\z"))
-        first = lines.select(F.col("value").cast("binary")).first() if file.size else None
-        if first is None:
+    require_whole(spark, files)
+    header: CsvHeader | None = None
+    for file, line in first_lines(spark, [file for file in files if file.size]):
+        if line is None or (header is not None and line == header.line):
             continue
-        line = bytes(first[0])
-        try:
-            text = line.decode().removesuffix("\r")
-        except UnicodeDecodeError:
-            text = '"'
-        if re.fullmatch(_record(delimiter), text) is None:
+        names = _names(line, delimiter)
+        if names is None:
             raise DataRefused(f"cannot read {file.path}: its header is not one CSV record in UTF-8")
-        found = re.findall(_delimited(delimiter), delimiter + text)
-        names = [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in found]
-        return CsvHeader(file, line, names)
-    return None
+        header = header or CsvHeader(file, line, names)
+        if [name.casefold() for name in names] != [name.casefold() for name in header.names]:
+            raise DataRefused(
+                f"cannot read {file.path}: its header isn't that of {header.file.path}; all files must name the same "
+                "columns in the same order"
+            )
+    return header
+
+
+def _names(line: bytes, delimiter: str) -> list[str] | None:
+    """Return the names that a header line holds; None if it isn't one CSV record in UTF-8."""
+    try:
+        text = line.decode().removesuffix("\r")
+    except UnicodeDecodeError:
+        return None
+    if re.fullmatch(_record(delimiter), text) is None:
+        return None
+    found = re.findall(_delimited(delimiter), delimiter + text)
+    return [name[1:-1].replace('""', '"') if name.startswith('"') else name for name in found]
 
 
 def csv_lines(
     spark: SparkSession, files: Sequence[SourceFile], header: CsvHeader, delimiter: str
 ) -> DataFrame:
-    """Return the lines below the header of each file; reading a file with another header will fail."""
-    require_whole(spark, files)
+    """Return the lines below the header of each file; the headers are those that :func:`csv_header` has compared."""
+    # Spark warns of each header that isn't the schema's.
     schema = StructType([StructField(header.line.decode(_BYTES), StringType())])
     reader = spark.read.options(**NO_FILE_SKIPPED, **_WHOLE_LINES).schema(schema)
     lines = reader.csv([literal_path(file.path) for file in files if file.size]).toDF(LINE)

@@ -14,9 +14,14 @@
 
 from __future__ import annotations
 
+import codecs
+import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +32,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse, root_cause
 from python_jobs.shared.spark.hadoop_files import Entry, HadoopFolder, literal_path
+from python_jobs.shared.spark.jvm import hadoop_configuration, jvm
 
 NO_FILE_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of a reader, whatever the session says."""
@@ -34,6 +40,8 @@ NO_FILE_SKIPPED = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 _ENDLESS = (".lz4", ".snappy")
 _BZIP2_START = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)")
 _BZIP2_END = 0x177245385090
+_OPEN_FILES = 16
+_BLANKS = bytes(range(0x21))
 _SCHEME_AND_HOST = r"^[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?(?=/)"
 # Characters that java.net.URI escapes in a path: it keeps letters of all languages, but no blanks or controls.
 _ESCAPED = re.compile(
@@ -149,6 +157,52 @@ def read_lines(spark: SparkSession, files: Sequence[SourceFile]) -> DataFrame:
         return empty.select("value", F.struct("file_path", "file_block_start").alias("_metadata"))
     reader = spark.read.options(**NO_FILE_SKIPPED).option("lineSep", "\n")
     return reader.text([literal_path(file.path) for file in files])
+
+
+def first_lines(
+    spark: SparkSession, files: Sequence[SourceFile]
+) -> Iterator[tuple[SourceFile, bytes | None]]:
+    """Yield each file, in order, with its first line that holds more than blanks; None if it has none.
+
+    The driver opens each file once, several at a time; the files are those of one file system.
+
+    Raises:
+        UnreadableFile: a file can't be opened or unpacked.
+    """
+    if not files:
+        return
+    folder = HadoopFolder(spark, files[0].path)
+    hadoop = jvm(spark).org.apache.hadoop
+    packings = hadoop.io.compress.CompressionCodecFactory(hadoop_configuration(spark))
+    codec_of = functools.cache(lambda suffix: packings.getCodec(hadoop.fs.Path("/file" + suffix)))
+
+    def lines(file: SourceFile) -> Iterator[bytes]:
+        codec = codec_of(Path(file.file_path).suffix)
+        if codec is None and folder.local_root is not None:
+            with Path(re.sub(_SCHEME_AND_HOST, "", file.path)).open("rb") as content:
+                yield from content
+            return
+        stream = folder.file_system.open(hadoop.fs.Path(file.path))
+        with (
+            closing(stream),
+            closing(stream if codec is None else codec.createInputStream(stream)) as unpacked,
+        ):
+            reader, line = hadoop.util.LineReader(unpacked, bytearray(b"\n")), hadoop.io.Text()
+            while reader.readLine(line):
+                yield bytes(line.copyBytes())
+
+    def first(file: SourceFile) -> bytes | None:
+        try:
+            for place, line in enumerate(lines(file)):
+                text = line.removesuffix(b"\n").removeprefix(b"" if place else codecs.BOM_UTF8)
+                if text.strip(_BLANKS):
+                    return text
+            return None
+        except (Py4JJavaError, OSError) as failure:
+            raise UnreadableFile(file, root_cause(failure)) from None
+
+    with ThreadPoolExecutor(_OPEN_FILES) as pool:
+        yield from zip(files, pool.map(first, files), strict=True)
 
 
 def is_blank(line: Column) -> Column:

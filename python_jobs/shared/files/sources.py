@@ -1,7 +1,7 @@
 """Files as a source: their identity, their schema and their rows.
 
 A record is a line: one JSON object, or one CSV record (:mod:`python_jobs.shared.files.csv_records`) below a header that
-is the same in all files and names the schema's columns in order. Blank lines are none. What doesn't fit the schema
+names the schema's columns in order, in all files. Blank lines are none. What doesn't fit the schema
 exactly refuses the load, as :mod:`python_jobs.shared.records.json_records` and :mod:`python_jobs.shared.records.values`
 say it; in CSV an empty field is NULL.
 """
@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Protocol
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
@@ -38,7 +38,13 @@ from python_jobs.shared.files.file_sets import (
     url_path,
 )
 from python_jobs.shared.records.json_records import TYPED, UNREADABLE, with_fields
-from python_jobs.shared.records.values import exact_cast, exact_value, is_limited, require_readable
+from python_jobs.shared.records.values import (
+    declared_schema,
+    exact_cast,
+    exact_value,
+    is_limited,
+    require_readable,
+)
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import RECORD_REFUSED
 from python_jobs.shared.spark.sql_text import named_column
@@ -51,13 +57,9 @@ def parse_schema(ddl: str) -> StructType:
         WrongUse: it is no schema.
     """
     try:
-        schema = StructType.fromDDL(ddl)
-        if not isinstance(schema, StructType):  # 'string' is a type, but no schema
-            raise ValueError(f"'{ddl}' names no columns")
-        return schema
-    except (ParseException, ValueError) as failure:
-        reason = str(failure).strip().splitlines()[0]
-        raise WrongUse(f"schema must read like 'type string not null, name string': {reason}") from None
+        return declared_schema(ddl)
+    except ValueError as failure:
+        raise WrongUse(f"schema must read like 'type string not null, name string': {failure}") from None
 
 
 class FileSource(Protocol):
@@ -111,7 +113,7 @@ def read_files(spark: SparkSession, parameters: FileSource, files: Sequence[Sour
 
     Raises:
         WrongUse: a column's type isn't read from files of this format.
-        DataRefused: the first file's header isn't the schema's.
+        DataRefused: a file's header isn't the schema's.
     """
     schema = parse_schema(parameters.schema)
     require_readable(schema, nested=parameters.format == "json")
@@ -165,7 +167,7 @@ def _csv_records(
 
 
 def _require_names(header: CsvHeader, schema: StructType) -> None:
-    """Compare the first header with the schema; Spark compares those of the other files with it."""
+    """Compare the header of all files with the schema."""
     if [name.casefold() for name in header.names] != [name.casefold() for name in schema.names]:
         raise DataRefused(
             f"cannot read {header.file.path}: its header names {', '.join(header.names)[:300]}, the schema "

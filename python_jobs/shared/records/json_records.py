@@ -27,7 +27,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -47,7 +46,7 @@ from pyspark.sql.types import (
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
-from python_jobs.shared.records.values import exact_value, require_readable
+from python_jobs.shared.records.values import declared_schema, exact_value, require_readable
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 
 ERROR_CLASS = "error_class"
@@ -91,34 +90,35 @@ def load_schema(text: str) -> StructType:
     """
     path = Path(text)
     if path.suffix not in _SCHEMA_FILES:
-        return _from_ddl(text, text)
+        return _declared(text, text)
     if not path.is_file():
         raise WrongUse(f"the schema file '{text}' doesn't exist")
     if path.suffix in {".ddl", ".sql"}:
-        return _from_ddl(path.read_text(encoding="utf-8"), text)
+        try:
+            return _declared(path.read_text(encoding="utf-8"), text)
+        except UnicodeDecodeError:
+            raise WrongUse(f"the schema file '{text}' is not UTF-8") from None
     tree = read_yaml(text, "schema file")
     if not isinstance(tree, dict):
         raise WrongUse(f"the schema file '{text}' holds no map of field names to types")
     if tree.get("type") == "struct" and isinstance(tree.get("fields"), list):
-        return StructType.fromJson(tree)
-    return _from_ddl(
-        ", ".join(f"{identifier(name)} {_type_ddl(type_)}" for name, type_ in tree.items()), text
+        return _declared(tree, text)
+    return _declared(
+        ", ".join(f"{identifier(str(name))} {_type_ddl(type_)}" for name, type_ in tree.items()), text
     )
 
 
 def _type_ddl(type_: Any) -> str:
     if isinstance(type_, dict):
-        return (
-            f"struct<{', '.join(f'{identifier(name)}: {_type_ddl(child)}' for name, child in type_.items())}>"
-        )
+        return f"struct<{', '.join(f'{identifier(str(name))}: {_type_ddl(child)}' for name, child in type_.items())}>"
     return str(type_)
 
 
-def _from_ddl(ddl: str, given_as: str) -> StructType:
+def _declared(declaration: str | Mapping[str, Any], given_as: str) -> StructType:
     try:
-        schema = cast(StructType, StructType.fromDDL(ddl))
-    except PySparkException as error:
-        raise WrongUse(f"'{given_as}' is no schema: {str(error).splitlines()[0]}") from None
+        schema = declared_schema(declaration)
+    except ValueError as error:
+        raise WrongUse(f"'{given_as}' is no schema: {error}") from None
     quoted = [name for name in schema.fieldNames() if "'" in name or "`" in name]
     if quoted:
         raise WrongUse(f"field names can't hold quotes: {', '.join(quoted)}")

@@ -7,8 +7,10 @@ Here such a text is no value of the type: the result is NULL, which the caller c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -60,6 +62,45 @@ _LARGEST_BIGINT = 2**63 - 1
 _SAFE_DIGITS = {FloatType: 6, DoubleType: 15}
 
 
+def declared_schema(declaration: str | Mapping[str, Any]) -> StructType:
+    """Return the schema that a SQL text, or Spark's JSON form of a schema, declares.
+
+    Raises:
+        ValueError: it declares none, or a struct has two fields that differ in case alone: Spark can't tell them apart.
+    """
+    try:
+        if isinstance(declaration, str):
+            schema = StructType.fromDDL(declaration)
+        else:
+            schema = StructType.fromJson(dict(declaration))
+    except PySparkException as failure:
+        raise ValueError(str(failure).strip().splitlines()[0]) from None
+    except (KeyError, TypeError, AttributeError) as failure:  # pyspark checks the JSON form no further
+        raise ValueError(f"Spark's JSON form of a schema has {failure} missing or of another type") from None
+    if not isinstance(schema, StructType) or not schema.fields:  # 'string' is a type, but no schema
+        raise ValueError(f"'{declaration}' names no columns")
+    twice = _repeated_name("", schema)
+    if twice is not None:
+        raise ValueError(f"it names {twice} twice; names must differ in more than the case of letters")
+    return schema
+
+
+def _repeated_name(path: str, type_: DataType) -> str | None:
+    """Return the path of a field that has the name of an earlier field of its struct; None if there is none."""
+    if isinstance(type_, ArrayType | MapType):
+        inner = [(path, type_.elementType if isinstance(type_, ArrayType) else type_.valueType)]
+    elif isinstance(type_, StructType):
+        seen: set[str] = set()
+        for field in type_.fields:
+            if field.name.casefold() in seen:
+                return f"{path}{field.name}"
+            seen.add(field.name.casefold())
+        inner = [(f"{path}{field.name}.", field.dataType) for field in type_.fields]
+    else:
+        return None
+    return next(filter(None, (_repeated_name(*child) for child in inner)), None)
+
+
 def require_readable(schema: StructType, nested: bool) -> None:
     """Refuse types that no text is read as.
 
@@ -96,8 +137,8 @@ def exact_value(text: Column, type_: DataType) -> Column:
 
     An integral number such as ``517.0`` is an integer. A date is a date alone. A timestamp says date, hour and minute
     at least, and no more than microseconds; without an offset it is one of UTC (``macros/shared/times.sql`` has the
-    same rule). A timestamp without time zone has no offset. Years are 1 to 9999. Floats hold the digits they would
-    print, or fewer. ``NaN`` and ``Infinity`` are no numbers.
+    same rule). A timestamp without time zone has no offset. Years are 1 to 9999, in UTC. Floats hold the digits they
+    would print, or fewer. ``NaN`` and ``Infinity`` are no numbers.
     """
     if isinstance(type_, StringType):
         return text

@@ -135,14 +135,7 @@ class HadoopFolder:
     def _below(
         self, relative: str, is_skipped: Callable[[str], bool], above: frozenset[str]
     ) -> Iterator[tuple[str, Entry]]:
-        if self.local_root is not None:
-            folder = os.path.realpath(self.local_root / relative)
-            if folder in above:
-                raise WrongUse(
-                    f"{self.local_root / relative} is a link to {folder}, in which it lies: its files would be there "
-                    "again and again; remove the link"
-                )
-            above |= {folder}
+        above = self.entered(relative, above)
         for entry in self.entries(relative):
             if is_skipped(entry.name):
                 continue
@@ -151,6 +144,22 @@ class HadoopFolder:
                 yield from self._below(path, is_skipped, above)
             else:
                 yield path, entry
+
+    def entered(self, relative: str, above: frozenset[str]) -> frozenset[str]:
+        """Return the real paths of the local folders on the way down, with this one; ``above`` are those before it.
+
+        Raises:
+            WrongUse: a local link makes the folder lie in itself.
+        """
+        if self.local_root is None:
+            return above
+        folder = os.path.realpath(self.local_root / relative)
+        if folder in above:
+            raise WrongUse(
+                f"{self.local_root / relative} is a link to {folder}, in which it lies: its files would be there again "
+                "and again; remove the link"
+            )
+        return above | {folder}
 
     def _objects(self, relative: str, is_skipped: Callable[[str], bool]) -> Iterator[tuple[str, Entry]]:
         if not self.exists(relative):

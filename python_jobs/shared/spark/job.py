@@ -143,16 +143,11 @@ def unreadable_file(failure: Exception) -> str | None:
         r"(?: (?:File does not exist|Could not read footer)\.[\s\S]*?)? +SQLSTATE",
         str(failure),
     )
-    if named and "CSV header does not conform" in str(failure):
-        return (
-            f"cannot read {named[1]}: its header line isn't that of the other files; all must begin with the same "
-            "line, its line end included"
-        )
     return f"cannot read {named[1]} ({root_cause(failure)})" if named else None
 
 
 def _kind_of_unreadable(failure: Exception) -> type[JobFailed]:
-    is_refused = any(sign in str(failure) for sign in ("MALFORMED", "CSV", RECORD_REFUSED))
+    is_refused = any(sign in str(failure) for sign in ("MALFORMED", RECORD_REFUSED))
     return DataRefused if is_refused else JobFailed
 
 

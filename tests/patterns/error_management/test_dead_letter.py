@@ -31,7 +31,7 @@ from python_jobs.shared.delta.commits import CONFLICTS
 from python_jobs.shared.delta.streams import BatchFunction, append, await_end, start_stream
 from python_jobs.shared.files.sources import parse_schema
 from python_jobs.shared.records.json_records import load_schema, parse_records
-from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.job import job_outcome, run_job
 from tests.support.dbt_project import DbtProject, raw_tables
 from tests.support.killer import TableState, run_and_kill
 from tests.support.other_commits import commit
@@ -595,6 +595,8 @@ def test_bad_input_and_wrong_use_give_one_sentence(stream: Stream) -> None:
         ({"max_unreadable_share": -1.0}, "max_unreadable_share is -1.0; it is a share between 0 and 1"),
         ({"require": ["user_id"]}, "neither in the schema nor derived: user_id"),
         ({"schema": "visit_id strange"}, "is no schema"),
+        ({"schema": "string"}, "'string' is no schema: 'string' names no columns"),
+        ({"schema": "id int, ID int"}, "'id int, ID int' is no schema: it names ID twice"),
         ({"schema": "missing.yml"}, "the schema file 'missing.yml' doesn't exist"),
         ({"target": stream.path("bronze")}, "must be three tables"),
         ({"trigger": "often"}, "'often' is no duration"),
@@ -603,6 +605,46 @@ def test_bad_input_and_wrong_use_give_one_sentence(stream: Stream) -> None:
     ]:  # fmt: skip
         with pytest.raises(WrongUse, match=re.escape(sentence)):
             stream.run(**changes)
+
+
+@pytest.mark.parametrize(
+    ("flag", "sql", "sentence"),
+    [
+        ("derive.x", "nofunc(a)", "derive.x can't be used ([UNRESOLVED_ROUTINE]"),
+        ("derive.x", "page +", "derive.x can't be used ([PARSE_SYNTAX_ERROR]"),
+        ("derive.x", "max(page)", "an expression over one row can't aggregate ([MISSING_GROUP_BY]"),
+        ("where", "nocol", "where can't be used ([UNRESOLVED_COLUMN.WITH_SUGGESTION]"),
+    ],
+)
+def test_an_expression_that_spark_can_not_analyze_ends_the_job_with_a_sentence(
+    spark: SparkSession,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flag: str,
+    sql: str,
+    sentence: str,
+) -> None:
+    used, target, dead = (str(tmp_path / name) for name in ("used", "target", "dead"))
+    columns = "'{}' as payload" + (", 'pending' as status" if flag == "where" else "")
+    spark.sql(f"select {columns}").write.format("delta").save(used)
+    argv = ["--schema", "page string", f"--{flag}", sql]
+    if flag == "where":
+        argv += ["--target", used, "--dead_letter", f"{used}/"]
+        outcome = job_outcome(lambda: spark, dead_letter_replay.Parameters, dead_letter_replay.run, argv)
+    else:
+        argv += [
+            "--source",
+            used,
+            "--target",
+            target,
+            "--dead_letter",
+            dead,
+            "--checkpoint",
+            f"{dead}_checkpoint",
+        ]
+        outcome = job_outcome(lambda: spark, Parameters, job.run, argv)
+    assert outcome == (2, None)
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"WrongUse: {sentence}")
 
 
 def test_source_that_rewrites_rows_ends_the_stream_with_one_sentence(stream: Stream) -> None:

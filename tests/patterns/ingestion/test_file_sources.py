@@ -24,6 +24,7 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.files.file_sets import UnreadableFile, list_files, read_lines, require_whole, url_path
 from python_jobs.shared.files.pointers import PointedDataset
 from python_jobs.shared.files.sources import parse_schema, read_files, source_files, with_schema
+from python_jobs.shared.records.json_records import load_schema
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import unreadable_files_refused
 from tests.support.rows import assert_rows
@@ -307,14 +308,46 @@ def test_every_csv_file_has_the_header_and_a_marker_is_null(spark: SparkSession,
     files = {"1.csv": CSV + "a,NULL\n", "x=1/2.csv": CSV + "NULL,\n"}
     source = Source(land(tmp_path, files), format="csv", null_marker="NULL")
     assert_rows(rows(spark, source), [("a", None), (None, None)])
-    land(tmp_path, {"3.csv": "type,colour\na,red\n"})
-    with pytest.raises(DataRefused, match=r"cannot read .*3\.csv: its header line isn't that of the other"):
+    for other in ("type,colour\na,red\n", "version,type\n1,a\n", "a,1\n", "type,version,\na,1,\n"):
+        land(tmp_path, {"3.csv": other})
+        with pytest.raises(
+            DataRefused, match=r"cannot read .*/3\.csv: its header isn't that of .*/1\.csv; all"
+        ):
+            rows(spark, source)
+    land(tmp_path, {"3.csv.gz": (CSV + "a,1\n").encode(), "3.csv": ""})
+    with pytest.raises(JobFailed, match=r"cannot read .*/3\.csv\.gz"):
         rows(spark, source)
-    land(tmp_path, {"3.csv": "type,version\r\na,red\r\n"})
-    with pytest.raises(
-        DataRefused, match=r"cannot read .*3\.csv: .* with the same line, its line end included"
-    ):
-        rows(spark, source)
+
+
+def test_csv_files_whose_headers_name_the_same_are_read_together(spark: SparkSession, tmp_path: Path) -> None:
+    """The line ends, the quotes and the case of a header are not its names; only a file's first line is one."""
+    files: dict[str, str | bytes] = {
+        "1.csv": CSV + "a,1\n",
+        "2.csv": CSV.replace("\n", "\r\n") + "b,2\r\n",
+        "3.csv": '\ufeff\n"type","VERSION"\nc,3\ntype,version\n',
+        "4.csv.gz": gzip.compress(b'type,"version"\r\nd,4\r\n'),
+        "5.csv.bz2": bz2.compress(b" \ntype,version\ne,5\n"),
+        "6.csv": CSV.strip(),
+    }
+    source = Source(land(tmp_path, files), format="csv")
+    letters = [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")]
+    assert_rows(rows(spark, source), [*letters, ("type", "version")])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "sentence"),
+    [
+        ("", "'' names no columns"),
+        ("string", "'string' names no columns"),
+        ("id int, ID int", "it names ID twice; names must differ in more than the case of letters"),
+        ("id int, s array<struct<a: int, m: map<string, struct<b: int, B: int>>>>", "it names s.m.B twice"),
+    ],
+)
+def test_a_schema_that_declares_none_is_wrong_use(spark: SparkSession, ddl: str, sentence: str) -> None:
+    assert parse_schema("id int, s struct<id: int>").names == ["id", "s"]
+    for read in (parse_schema, load_schema):
+        with pytest.raises(WrongUse, match=re.escape(sentence)):
+            read(ddl)
 
 
 def test_lines_of_blanks_are_rows_where_blanks_delimit_or_are_all_there_is(

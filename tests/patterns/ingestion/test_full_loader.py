@@ -363,6 +363,7 @@ def test_wrong_parameters_are_refused_before_anything_is_read(
     [
         ({"schema": "type strin"}, "schema must read like"),
         ({"schema": "string"}, "schema must read like"),
+        ({"schema": ""}, "schema must read like .*: '' names no columns"),
         ({"key": ["serial"]}, "key names serial, but the schema has type, full_name, version"),
     ],
 )

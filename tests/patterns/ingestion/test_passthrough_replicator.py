@@ -349,6 +349,24 @@ def test_a_link_is_copied_as_its_target(environments: Environments) -> None:
     assert environments.replicate()["files_copied"] == 0
 
 
+def test_a_folder_that_a_link_places_in_itself_is_refused(environments: Environments) -> None:
+    environments.put("day/a.json", b"a")
+    environments.replicate()
+    for link, target in (("again", "."), ("day/up", ".."), ("day/deeper/up", "../..")):
+        path = environments.production / link
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(target)
+        with pytest.raises(WrongUse, match=rf"{link} is a link to .*, in which it lies: .*; remove the link"):
+            environments.replicate()
+        path.unlink()
+    (environments.production / "twin").symlink_to("day")
+    environments.replicate()
+    assert {name for name, entry in tree(environments.staging).items() if entry} == {
+        "day/a.json",
+        "twin/a.json",
+    }
+
+
 def test_a_name_that_is_no_text_is_kept(environments: Environments) -> None:
     name = os.fsdecode(b"latin-\xe9.json")
     environments.put(name, b"a")

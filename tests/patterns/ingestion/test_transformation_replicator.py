@@ -538,10 +538,15 @@ def test_headers_of_csv(replica: Replica) -> None:
         (source / "a.csv").write_bytes(f"\ufeff{header}\r\n1,é\r\n".encode())
         replica.replicate(**csv_form)
         assert replica.lines() == ["id,login", "1,é"]
-    for other in ("login,id\nann,1\n", "203.0.113.77,Planted Street\n", "id,login\n1,x\n"):
+    (source / "b.csv").write_text('"id",login\n2,x\n', encoding="utf-8")
+    replica.replicate(**csv_form)
+    assert set(replica.lines()) == {"1,é", "2,x", "id,login"}
+    (source / "b.csv").unlink()
+    replica.replicate(**csv_form)
+    for other in ("login,id\nann,1\n", "203.0.113.77,Planted Street\n"):
         (source / "b.csv").write_text(other, encoding="utf-8")
         with pytest.raises(
-            DataRefused, match=r"cannot read .*\.csv: its header line isn't that of the other files"
+            DataRefused, match=r"cannot read .*/b\.csv: its header isn't that of .*/a\.csv"
         ) as no:
             replica.replicate(**csv_form)
         assert not [text for text in PLANTED if text in str(no.value)]
