@@ -444,8 +444,8 @@ def test_a_delta_table_is_copied_as_a_version_it_had(
     spark.range(1).write.format("delta").save(production)
     walk, commits = Folder._walk, []
 
-    def committing(folder: Folder, path: str) -> Any:
-        entries = walk(folder, path)
+    def committing(folder: Folder, path: str, above: frozenset[str]) -> Any:
+        entries = walk(folder, path, above)
         if path == "_delta_log" and folder.given == production and not commits:
             if commit_comes == "after the log is listed":
                 entries = iter(list(entries))
