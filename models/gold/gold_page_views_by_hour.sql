@@ -9,7 +9,7 @@
     }}}
 ) }}
 
--- An hour that any load touched is counted anew from silver, whole: views that a correction took away disappear.
+-- An hour that any load touched is counted again from silver as a whole: views that a correction took away disappear.
 with touched_hours as (
     {{ lakehouse_patterns.incremental_groups(
         ref('silver_visits_touched_hours'), by=['event_date', 'event_hour'], column='last_ingested_at'

@@ -256,7 +256,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Wind
     if begins and not params.start_over and not read_table(spark, params.target).isEmpty():
         raise WrongUse(
             f"the target '{params.target}' holds windows and the checkpoint '{params.checkpoint}' is new: what the "
-            "topic still has would be counted anew over them; allow that with --start_over true"
+            "topic still has would be counted again and replace them; allow that with --start_over true"
         )
     _claim(spark, params)
     merger = WindowCountMerger(spark, params.target, params.source)

@@ -366,7 +366,7 @@ class Backfill:
                     f"a row for {params.target} lies outside of the slice that is overwritten ({chunk}): its "
                     f"{params.partition_column} is {', '.join(strays[:5])}; nothing was overwritten"
                 )
-            # Of a date that is known to have no source, no row is right.
+            # A date that is known to have no source rows isn't compared: its old rows are wrong.
             compared = {date: old[date] for date in chunk.dates if self.source_counts.get(date)}
             _refuse(
                 {

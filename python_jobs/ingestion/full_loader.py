@@ -237,7 +237,7 @@ def expose(spark: SparkSession, parameters: Parameters, commit: int, shown: Mapp
 
 
 def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
-    """Return ``version`` and ``commit`` of what the public table shows; nothing if another hand wrote it last."""
+    """Return ``version`` and ``commit`` of what the public table shows; nothing if another writer was the last."""
     if not table_exists(spark, target):
         return {}
     for entry in commits(spark, target):
@@ -324,7 +324,7 @@ def _loaded_commit(spark: SparkSession, parameters: Parameters) -> int:
 
 
 def _note_of(commit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what this job noted with a commit; nothing if another hand made it."""
+    """Return what this job noted with a commit; nothing if another writer made it."""
     return dict(commit_note(commit["userMetadata"]).get(NOTE, {}))
 
 

@@ -49,6 +49,7 @@ def test_a_process_is_awaited_and_ends_with_its_block(tmp_path):
     assert not process.is_running
 
 
+@pytest.mark.kill
 def test_what_a_killed_process_has_started_ends_too(tmp_path):
     command = ["bash", "-c", f"setsid sleep 601 & echo $! > {tmp_path}/child; echo ready; wait"]
     process = Process("parent", command, tmp_path, is_ready)
@@ -58,6 +59,7 @@ def test_what_a_killed_process_has_started_ends_too(tmp_path):
     assert not psutil.pid_exists(child)
 
 
+@pytest.mark.kill
 def test_a_process_does_not_outlive_a_killed_program(tmp_path):
     program = (
         "import os, signal, sys; from pathlib import Path; from services.processes import Process, running\n"
@@ -91,6 +93,7 @@ def test_a_taken_port_is_one_sentence(tmp_path):
     assert not is_taken(port)
 
 
+@pytest.mark.kill
 @pytest.mark.kafka
 def test_a_killed_broker_comes_back_with_its_records(broker, topic):
     broker.produce(topic, [Record(b"one", key=b"1", headers=(("h", b"x"),), timestamp=1_000)])
@@ -137,6 +140,7 @@ def test_records_that_do_not_arrive_are_one_sentence(broker, topic):
         broker.produce(topic, [Record(b"x", partition=7)])
 
 
+@pytest.mark.kill
 @pytest.mark.postgres
 def test_a_killed_server_comes_back_with_what_was_committed(postgres, database):
     database.execute("create table kept (id int)", "insert into kept values (1)")

@@ -101,9 +101,7 @@ def test_every_tier_s_marker_is_declared() -> None:
 
 def test_a_command_that_takes_too_long_is_interrupted_and_failed(capfd: pytest.CaptureFixture[str]) -> None:
     waits = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('closing line')"
-    started = time.monotonic()
     assert ci.run([sys.executable, "-c", waits], 1.5) == 1
-    assert time.monotonic() - started < 30
     assert "closing line" in capfd.readouterr().out
     assert ci.run([sys.executable, "-c", "raise SystemExit(5)"], 60) == 5
 

@@ -7,8 +7,8 @@
         a sequence, `lakehouse_patterns_known_<n>` tells from which change, for it may be older than what is stored.
 
         The checks sit in the key, below everything else: no plan can spare them, drop the row before them, or lose
-        a row that its siblings hide. Rows are distributed by the key anyway, for the window; said aloud, it is done for
-        a batch of one partition too, so that a check never fails inside the task that writes, under a stack trace.
+        a row that its siblings hide. The window distributes rows by the key anyway. `distribute by` does it for a batch of
+        one partition too, so that a check never fails inside the task that writes, under a stack trace.
     -#}
     {%- set order = lakehouse_patterns.quoted_names(merger.sequence) -%}
     {%- if merger.is_deleted -%}

@@ -177,7 +177,7 @@ def test_a_truncated_topic_ends_the_query_with_one_sentence(
         "c is counted to a, b is lost"
     )
 
-    # A rewind by a new checkpoint: the window is counted anew from there on, without a.
+    # A rewind by a new checkpoint: the window is counted again from there on, without a.
     rewound = {"checkpoint": str(tmp_path / "rewound"), "start_over": True}
     report = lost.run(starting_offsets=json.dumps({topic: {"0": 2}}), **rewound)
     assert (report["records"], lost.windows()) == (1, [("10:00", 1, 0)])

@@ -586,7 +586,7 @@ def test_a_table_replayed_from_bronze_has_the_same_content(
             rows.selectExpr("visit_id", "seconds", "cast(event_date as string)"),
             [("a", "3.5", "2024-03-01"), ("b", "2.5", "2024-03-01")],
         )
-        # Spoiled by another hand.
+        # Spoiled by another writer.
         spark.sql(f"update delta.`{silver}` set seconds = '0' where visit_id = 'b'").collect()
     assert chunks[0]["content_hash"] == chunks[1]["content_hash"] != "0"
     assert [(chunk["rows_before"], chunk["rows"], chunk["changed_dates"]) for chunk in chunks] == [

@@ -315,7 +315,7 @@ def test_frozen_units_are_one_table_and_are_shown_once(units: Units) -> None:
     units.expose()
     shown = [(number, "index") for number in range(5)]
     assert_rows(units.rows(), shown)
-    # Killed after the frozen table was made: the view still shows the weeks, and a new view shows each row once.
+    # Ended after the frozen table was made: the view still shows the weeks, and a new view shows each row once.
     relations = [units.tables()[week]["relation"] for week in weeks]
     rows = units._render("_units_union_sql", union=units._render("_units_by_name", relations=relations))
     units.call("_units_create", view=units.view, unit="frozen_2023_10", columns=f"as {rows}", units=weeks)

@@ -245,7 +245,7 @@ def story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stor
     story = Story(spark, tmp_path_factory.mktemp("story"))
     for hour in ("07", "08", "09"):
         story.step(hour, hour)
-    spark.sql(f"delete from delta.`{story.target}` where id = 'C'").collect()  # version 4, by another hand
+    spark.sql(f"delete from delta.`{story.target}` where id = 'C'").collect()  # version 4, by another writer
     query = story.parameters("08").query
     story.refuse("wider", "08", query=f"select *, 'x' as colour from ({query})")
     story.refuse("narrower", "09", query=query.replace("id, value, is_deleted", "id"))

@@ -273,6 +273,7 @@ def test_the_checkpoint_and_the_table_of_another_job_are_refused(bronze, broker,
         bronze.load(target=table, checkpoint=table + "_checkpoint")
 
 
+@pytest.mark.kill
 def test_a_broker_killed_in_the_middle_is_waited_for(bronze):
     bronze.broker.produce(bronze.topic, messages("a"))
     query, _ = start(bronze.spark, bronze.parameters(trigger="1 second"))

@@ -14,7 +14,7 @@ from tests.support.snippets import snippet
 
 PAGE = "docs/ingestion.md"
 HERE = "tests/patterns/ingestion/test_compactor_services.py"
-PATIENCE = 60
+PATIENCE = 300
 
 
 @pytest.mark.kafka

@@ -151,7 +151,7 @@ def test_exposing_an_older_version_takes_readers_back_as_restore_does(loads: Loa
     assert loads.reports["back"]["exposed_version"] == "20240101"
     assert_rows(loads.left["back"], DEVICES)
     assert_rows(loads.left["restored"], DEVICES_2)
-    # After another hand's commit nothing is taken for exposed.
+    # After another writer's commit nothing is taken for exposed.
     assert loads.reports["forth"]["exposed"]
     assert_rows(loads.left["forth"], SIXTY)
 

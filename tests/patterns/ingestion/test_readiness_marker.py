@@ -499,11 +499,12 @@ def builds(make_project: Callable[..., DbtProject]) -> Iterator[Builds]:
     builds.build("sample", [1], "--sample", "1 day")
     builds.build("failing test", [99], fails=True)
     ledger = f"{builds.project.schema}.observability_readiness"
-    killed = (
-        "'gold, withdrawn' as dataset, 'killed' as run_id, now() as published_at, array() as table_versions"
+    unfinished = (
+        "'gold, withdrawn' as dataset, 'unfinished' as run_id, now() as published_at, "
+        "array() as table_versions"
     )
-    builds.project.spark.sql(f"insert into {ledger} by name select {killed}, 1 as format_version")
-    builds.build("a model above fails after a killed run", [41], fails=True)
+    builds.project.spark.sql(f"insert into {ledger} by name select {unfinished}, 1 as format_version")
+    builds.build("a model above fails after an unfinished run", [41], fails=True)
     return builds
 
 
@@ -545,9 +546,9 @@ def test_a_failure_aside_does_not_count(builds: Builds) -> None:
     }
 
 
-def test_a_marker_that_a_killed_run_withdrew_does_not_come_back(builds: Builds) -> None:
-    assert builds.statuses["a model above fails after a killed run"]["revenue"] == "skipped"
-    assert builds.ledgers["a model above fails after a killed run"] == []
+def test_a_marker_that_an_unfinished_run_withdrew_does_not_come_back(builds: Builds) -> None:
+    assert builds.statuses["a model above fails after an unfinished run"]["revenue"] == "skipped"
+    assert builds.ledgers["a model above fails after an unfinished run"] == []
 
 
 def test_a_run_of_some_tables_leaves_no_marker(builds: Builds) -> None:
