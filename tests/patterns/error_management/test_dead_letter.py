@@ -335,6 +335,33 @@ def test_required_columns_tell_missing_unreadable_and_underived_apart(spark: Spa
     )
 
 
+def test_the_case_study_completes_no_time_of_a_visit(spark: SparkSession) -> None:
+    config = yaml.safe_load((REPOSITORY / "conf/jobs/dead_letter_visits.yml").read_text(encoding="utf-8"))
+    texts = [
+        "2024-03-01T10:30:00Z",
+        "2024-03-01 10:30:00.5",
+        "10:30:00",
+        "2024-03-01",
+        "2024",
+        " T10:30Z",
+        None,
+    ]
+    lines = [(json.dumps({"event_time": text}),) for text in texts]
+    parsed = parse_records(
+        spark.createDataFrame(lines, "payload string"),
+        load_schema(str(REPOSITORY / config["schema"])),
+        derive=config["derive"],
+    )
+    assert_rows(
+        parsed.select("event_time_text", F.col("event_time").cast("string")),
+        [
+            ("2024-03-01T10:30:00Z", "2024-03-01 10:30:00"),
+            ("2024-03-01 10:30:00.5", "2024-03-01 10:30:00.5"),
+            *((text, None) for text in texts[2:]),
+        ],
+    )
+
+
 def test_every_record_is_evaluated_once_for_both_tables(stream: Stream) -> None:
     calls = stream.spark.sparkContext.accumulator(0)
 
