@@ -68,7 +68,7 @@ from python_jobs.shared.files.csv_records import (
     csv_value,
     is_csv_record,
 )
-from python_jobs.shared.files.file_sets import SourceFile, list_files, read_lines
+from python_jobs.shared.files.file_sets import SourceFile, is_blank, list_files, read_lines
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.session import settings
@@ -98,6 +98,8 @@ class Parameters:
     """What to do about columns and fields that the contract doesn't list: stop, or withhold and report them."""
     on_malformed: Literal["fail", "drop"] = "fail"
     """What to do about lines of json and csv that can't be read: stop, or leave them out and count them."""
+    allow_empty: bool = False
+    """Whether json or csv files without a record replace the replica by an empty one; by default they are refused."""
     row_function: str | None = None
     """module:function called with each row of what may leave; returns the row to write (delta and csv)."""
     separator: str = ","
@@ -256,12 +258,14 @@ def _replicate_json(spark: SparkSession, parameters: Parameters, contract: Contr
     filtered = filtered_lines(lines, contract)
     with unreadable_files_refused(_NOTHING_LEFT):
         found = filtered.agg(
+            F.count_if(~is_blank(F.col("line"))).alias("records"),
             F.count(F.when(F.col("line").isNull(), 1)).alias("malformed"),
             F.array_sort(F.array_distinct(F.flatten(F.collect_set("unknown")))).alias("unknown"),
         ).collect()[0]
     unknown = list(found.unknown or [])
     _refuse_unknown(contract, unknown, parameters.on_unknown)
     _refuse_malformed(found.malformed, parameters)
+    _require_records(found.records, parameters)
     kept = filtered.where("line is not null").select("line")
     _replace_folder(spark, parameters.target, lambda path: kept.write.option("lineSep", "\n").text(path))
     return {"unknown_withheld": unknown, "malformed_left_out": found.malformed}
@@ -284,7 +288,11 @@ def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contra
     is_record = is_csv_record(F.col(LINE), separator)
     # A separator too many moves the values behind it: one of a withheld column could leave under another name.
     is_good = is_record & F.is_valid_utf8(LINE) & (F.size(FIELDS) == len(names))
-    counts = [F.count_if(~is_good).alias("malformed"), F.count_if(~is_record).alias("open")]
+    counts = [
+        F.count_if(is_good).alias("records"),
+        F.count_if(~is_good).alias("malformed"),
+        F.count_if(~is_record).alias("open"),
+    ]
     with unreadable_files_refused(_NOTHING_LEFT):
         found = lines.agg(*counts).collect()[0]
     if found.open:
@@ -296,11 +304,20 @@ def _replicate_csv(spark: SparkSession, parameters: Parameters, contract: Contra
     _refuse_malformed(found.malformed, parameters)
     values = [csv_value(F.col(FIELDS), place).alias(name) for place, name in enumerate(names)]
     kept, unknown = permitted(lines.where(is_good).select(*values), contract, parameters.on_unknown)
+    _require_records(found.records, parameters)
     kept = _with_row_function(kept, parameters)
     if len(kept.columns) == 1:
         kept = kept.fillna("")  # a line without a sign would be no record
     _replace_folder(spark, parameters.target, kept.write.options(**_CSV, sep=separator).csv)
     return {"unknown_withheld": unknown, "malformed_left_out": found.malformed}
+
+
+def _require_records(records: int, parameters: Parameters) -> None:
+    if not records and not parameters.allow_empty:
+        raise DataRefused(
+            f"the files of {parameters.source} hold no record that could be replicated; {_NOTHING_LEFT}: pass "
+            "--allow_empty true if the replica is to be empty"
+        )
 
 
 def _files(spark: SparkSession, parameters: Parameters) -> list[SourceFile]:

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
-from python_jobs.shared.files.csv_records import is_blank_line
+from python_jobs.shared.files.csv_records import csv_delimiter, header_names, is_blank_line, is_csv_record
 from python_jobs.shared.files.file_sets import (
     SourceFile,
     is_blank,
@@ -46,6 +46,7 @@ from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 
 _SHOWN_PROBLEMS = 20
+_LINES = {"json_lines": "one JSON object in UTF-8", "csv": "one CSV record in UTF-8", "text": "UTF-8"}
 _NO_FACTS = {"lines": 0, "header": None, "first_invalid_line": None}
 
 
@@ -56,13 +57,13 @@ class Parameters:
     path: str
     """A file, or a folder with its sub-folders, as its name is written."""
     format: Literal["json_lines", "csv", "text"] = "json_lines"
-    """What each line must be, in UTF-8: one JSON object; a text below a header; any text."""
+    """What each line must be, in UTF-8: one JSON object; one CSV record; any text."""
     min_bytes: int = 1
     """Least size of each file, in bytes as stored."""
     min_lines: int = 1
     """Least number of lines of each file; a CSV file's header counts, blank lines of JSON lines and CSV don't."""
     columns: list[str] = field(default_factory=list)
-    """For csv: the columns that the first line must name, in any order."""
+    """For csv: the columns that the first line must name, in any order and case."""
     delimiter: str = ","
     """For csv: what separates the names of the header."""
     pattern: bool = False
@@ -133,11 +134,11 @@ def problems_of(facts: dict[str, Any], parameters: Parameters) -> list[str]:
     if facts["lines"] < parameters.min_lines:
         problems.append(f"{facts['lines']} lines, allowed at least {parameters.min_lines}")
     if facts["first_invalid_line"] is not None:
-        what = "one JSON object in UTF-8" if parameters.format == "json_lines" else "UTF-8"
-        problems.append(f"line {facts['first_invalid_line']} is not {what}")
+        problems.append(f"line {facts['first_invalid_line']} is not {_LINES[parameters.format]}")
     if parameters.columns:
-        names = [name.strip().strip('"') for name in (facts["header"] or "").split(parameters.delimiter)]
-        absent = [name for name in parameters.columns if name not in names]
+        header = (facts["header"] or "").encode()
+        names = {name.casefold() for name in header_names(header, csv_delimiter(parameters.delimiter)) or []}
+        absent = [name for name in parameters.columns if name.casefold() not in names]
         if absent:
             problems.append(f"the header lacks {', '.join(absent)}")
     return problems
@@ -203,8 +204,11 @@ def _facts(lines: DataFrame, parameters: Parameters) -> DataFrame:
     if parameters.format == "json_lines":
         parsed = parse_records(lines.select("value", "_metadata"), StructType([]), payload_column="value")
         return line_facts(parsed, F.col(ERROR_CLASS).isNotNull(), is_blank(value))
-    is_none = is_blank_line(value, parameters.delimiter) if parameters.format == "csv" else None
-    return line_facts(lines, ~F.is_valid_utf8(value), is_none)
+    if parameters.format == "csv":
+        delimiter = csv_delimiter(parameters.delimiter)
+        is_record = is_csv_record(F.regexp_replace(value, r"\r\z", ""), delimiter)
+        return line_facts(lines, ~(F.is_valid_utf8(value) & is_record), is_blank_line(value, delimiter))
+    return line_facts(lines, ~F.is_valid_utf8(value))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def csv_header(spark: SparkSession, files: Sequence[SourceFile], delimiter: str)
     for file, line in first_lines(spark, [file for file in files if file.size]):
         if line is None or (header is not None and line == header.line):
             continue
-        names = _names(line, delimiter)
+        names = header_names(line, delimiter)
         if names is None:
             raise DataRefused(f"cannot read {file.path}: its header is not one CSV record in UTF-8")
         header = header or CsvHeader(file, line, names)
@@ -98,7 +98,7 @@ def csv_header(spark: SparkSession, files: Sequence[SourceFile], delimiter: str)
     return header
 
 
-def _names(line: bytes, delimiter: str) -> list[str] | None:
+def header_names(line: bytes, delimiter: str) -> list[str] | None:
     """Return the names that a header line holds; None if it isn't one CSV record in UTF-8."""
     try:
         text = line.decode().removesuffix("\r")

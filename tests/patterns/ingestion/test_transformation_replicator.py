@@ -486,6 +486,28 @@ def test_csv_values_stay_the_texts_that_they_are(replica: Replica) -> None:
         replica.replicate(**csv_form)
 
 
+@pytest.mark.parametrize(
+    ("form", "full", "empty"), [("json", '{"id": 1}\n', "\n"), ("csv", "id\n1\n", "id\n")]
+)
+def test_files_without_a_record_do_not_empty_a_replica(
+    replica: Replica, form: str, full: str, empty: str
+) -> None:
+    replica.contract("dataset: users\ncolumns: [{name: id}]")
+    source = replica.root / f"users.{form}"
+    source.write_text(full, encoding="utf-8")
+    replica.replicate(format=form, source=str(source))
+    before = replica.lines()
+    assert before == full.splitlines()
+    source.write_text(empty, encoding="utf-8")
+    with pytest.raises(
+        DataRefused, match="hold no record that could be replicated; nothing was replicated: pass"
+    ):
+        replica.replicate(format=form, source=str(source))
+    assert replica.lines() == before
+    replica.replicate(format=form, source=str(source), allow_empty=True)
+    assert replica.lines() == empty.splitlines()
+
+
 MAIL = "{name: id}, {name: email, tags: [pii]}, {name: name}"
 
 

@@ -915,6 +915,21 @@ def test_an_empty_file_and_a_wrong_header(spark: SparkSession, tmp_path: Path) -
     assert "header.json: the header lacks ip, login" in message
 
 
+def test_csv_is_audited_as_the_loaders_read_it(spark: SparkSession, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "landing",
+        good=b'\xef\xbb\xbf"ID"\t"na""me"\r\n1\t"a\tb"\r\n',
+        open=b'id\tna"me\n1\t"a\n2\tb"\n',
+    )
+    parameters = Parameters(path, "csv", columns=["id", 'NA"ME'], delimiter=r"\t")
+    with pytest.raises(
+        DataRefused, match=r"^1 of 2 files failed the audit: \S+open\.json: line 2 is not one CSV record"
+    ):
+        run(spark, parameters)
+    (tmp_path / "landing" / "open.json").unlink()
+    assert run(spark, parameters)["lines"] == 2
+
+
 def test_no_file_is_not_ready(spark: SparkSession, tmp_path: Path) -> None:
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(NotReady, match="there is no file at"):
