@@ -121,13 +121,16 @@
 
 {% macro holds_type(type, word) %}
     {#- Whether a type is that of a word or has it inside. A field of such a name has a colon behind it. -#}
-    {{ return(modules.re.search('(^|[<,:])' ~ word ~ '($|[,>])', type) is not none) }}
+    {{ return(modules.re.search('(^|[<,:])' ~ word ~ '($|[<,>])', type) is not none) }}
 {% endmacro %}
 
 
 {% macro is_sortable(type) %}
-    {#- Spark sorts and compares no maps, variants and calendar intervals. A field of such a name has a colon behind it. -#}
-    {{ return(not modules.re.search('(^|[<,:])(map<|(variant|interval)($|[,>]))', type)) }}
+    {#- Spark sorts and compares no maps, variants and calendar intervals. -#}
+    {%- for word in ['map', 'variant', 'interval'] if lakehouse_patterns.holds_type(type, word) -%}
+        {{ return(false) }}
+    {%- endfor -%}
+    {{ return(true) }}
 {% endmacro %}
 
 
