@@ -22,11 +22,23 @@
     {#- Spark's cast takes an offset only behind seconds. -#}
     {%- set value = 'try_to_timestamp(regexp_replace(' ~ in_a_zone ~ ", '^(.{16})( ?[Z+-].*)$', '$1:00$2'))" -%}
     {#- Only on these days an offset can lead out of the years. -#}
-    {%- set is_inside = '(left(' ~ text ~ ", 10) not in ('0001-01-01', '9999-12-31') or unix_micros(" ~ value
-        ~ ') between -62135596800000000 and 253402300799999999)' -%}
+    {%- set is_inside = '(left(' ~ text ~ ", 10) not in ('0001-01-01', '9999-12-31') or "
+        ~ lakehouse_patterns._is_in_years(value) ~ ')' -%}
     {{ return(
         'case when ' ~ lakehouse_patterns._is_timestamp(text, '(?: ?(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?))?')
         ~ ' and ' ~ is_inside ~ ' then ' ~ value ~ ' end'
+    ) }}
+{% endmacro %}
+
+
+{% macro _is_in_years(timestamp) %}
+    {#-
+        Whether a timestamp is in the years 1 to 9999 in UTC. No `between`: Spark computes what it compares in every row,
+        whatever condition stands before it.
+    -#}
+    {{ return(
+        '(unix_micros(' ~ timestamp ~ ') >= -62135596800000000 and unix_micros(' ~ timestamp
+        ~ ') <= 253402300799999999)'
     ) }}
 {% endmacro %}
 

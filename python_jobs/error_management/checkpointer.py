@@ -71,7 +71,7 @@ from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, offset_ranges, partition_counts, source_failure
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.times import event_timestamp
+from python_jobs.shared.spark.times import with_timestamp
 
 _OBSERVED = "records"
 _COUNTS = (
@@ -139,8 +139,8 @@ class Parameters(TriggerParameters):
 
 def windowed_counts(records: DataFrame, params: Parameters) -> DataFrame:
     """Return the number of unique keys of each window; ``records`` have the columns of Kafka's source."""
-    event_time = event_timestamp(records, params.event_time)
-    keyed = records.select(event_time.alias("event_time"), F.expr(params.key).alias("key"))
+    timed = with_timestamp(records, "event_time", params.event_time)
+    keyed = timed.select("event_time", F.expr(params.key).alias("key"))
     unusable = F.count_if(F.col("event_time").isNull() | F.col("key").isNull())
     return (
         keyed.observe(_OBSERVED, F.count(F.lit(1)).alias("read"), unusable.alias("unusable"))

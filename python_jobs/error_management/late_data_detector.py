@@ -75,7 +75,7 @@ from python_jobs.shared.records.dead_letters import (
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
-from python_jobs.shared.spark.times import event_timestamp
+from python_jobs.shared.spark.times import with_timestamp
 
 MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
@@ -229,7 +229,6 @@ def judged(
         WrongUse: the event time is neither a time nor a text.
     """
     value = F.expr(event_time)
-    event_at = event_timestamp(rows, event_time)
     now = _literal(processed_at)
     text = value.cast("string")
     errors = [
@@ -249,7 +248,7 @@ def judged(
     late = F.lit(False) if watermark is None else is_late(F.col("event_at"), _literal(watermark))
     delay = (F.unix_micros(now) - F.unix_micros("event_at")) / 1_000_000
     return (
-        rows.withColumn("event_at", event_at)
+        with_timestamp(rows, "event_at", event_time)
         .withColumns({ERROR_CLASS: error_class, "is_late": late})
         .withColumns(
             {

@@ -73,7 +73,7 @@ from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import named_column
-from python_jobs.shared.spark.times import event_timestamp
+from python_jobs.shared.spark.times import with_timestamp
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
@@ -154,9 +154,8 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     now = F.current_timestamp() if params.now is None else F.lit(parse_time(params.now))
     parts = [f"{_KEY}{position}" for position in range(len(params.key))]
     try:
-        rows = records.select(
+        rows = with_timestamp(records, _TIME, params.event_time).select(
             "*",
-            event_timestamp(records, params.event_time).alias(_TIME),
             *(F.expr(expression).alias(part) for expression, part in zip(params.key, parts, strict=True)),
         )
     except AnalysisException as error:

@@ -74,7 +74,7 @@ from python_jobs.shared.records.dead_letters import (
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
-from python_jobs.shared.spark.times import event_timestamp
+from python_jobs.shared.spark.times import with_timestamp
 
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 OPEN, CLOSED, MERGED = "open", "closed", "merged"
@@ -218,10 +218,12 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     """
     ties = [named_column(name).cast("bigint") for name in params.ties]
     try:
-        rows = records.select(
+        timed = with_timestamp(records, _EVENT, params.event_time)
+        timed = with_timestamp(timed, _APPEND, params.append_time, "append_time")
+        rows = timed.select(
             *(F.expr(expression).alias(name) for name, expression in params.key.items()),
-            event_timestamp(records, params.event_time).alias(_EVENT),
-            event_timestamp(records, params.append_time, "append_time").alias(_APPEND),
+            _EVENT,
+            _APPEND,
             (F.array(*ties) if ties else F.expr("cast(array() as array<bigint>)")).alias(_TIES),
             F.expr(params.value).cast("string").alias(_VALUE),
             F.struct(*(named_column(name) for name in records.columns)).alias(_DEAD),

@@ -61,9 +61,9 @@
     {%- set micros = 'try_multiply(' ~ number ~ ', 1000L)' if unit == 'milliseconds' else number -%}
     {%- set counted = 'timestamp_micros(' ~ micros ~ ')' -%}
     {%- if type == 'timestamp' -%}
-        {{ return(lakehouse_patterns._cdc_moment(
-            'coalesce(' ~ counted ~ ', ' ~ lakehouse_patterns._full_timestamp(text) ~ ')'
-        )) }}
+        {{ return(
+            'coalesce(' ~ lakehouse_patterns._cdc_moment(counted) ~ ', ' ~ lakehouse_patterns._full_timestamp(text) ~ ')'
+        ) }}
     {%- endif -%}
     {#- The number counts in no zone: through the session's zone and back. -#}
     {{ return(
@@ -76,7 +76,7 @@
     {#- The timestamp itself; NULL out of the years 1 to 9999, as which Debezium sends PostgreSQL's infinity. -#}
     {{ return(
         'get(filter(array(' ~ timestamp
-        ~ '), moment -> unix_micros(moment) between -62135596800000000 and 253402300799999999), 0)'
+        ~ '), moment -> ' ~ lakehouse_patterns._is_in_years('moment') ~ '), 0)'
     ) }}
 {% endmacro %}
 

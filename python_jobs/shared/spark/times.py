@@ -8,6 +8,7 @@ from pyspark.sql.types import DateType, StringType, TimestampNTZType, TimestampT
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.macro_sql import Macros
+from python_jobs.shared.spark.sql_text import identifier, named_column
 
 
 def full_timestamp(text: str) -> Column:
@@ -18,20 +19,22 @@ def full_timestamp(text: str) -> Column:
     return F.expr(str(Macros(SparkSession.active(), ["shared/times.sql"]).call("_full_timestamp", text)))
 
 
-def event_timestamp(rows: DataFrame, expression: str, parameter: str = "event_time") -> Column:
-    """Return the time that a user's SQL expression gives as a timestamp; a text is read by :func:`full_timestamp`.
+def with_timestamp(rows: DataFrame, name: str, expression: str, parameter: str = "event_time") -> DataFrame:
+    """Return the rows with the time that a user's SQL expression gives; a text is read by :func:`full_timestamp`.
 
-    So nobody needs a function such as try_to_timestamp, which completes `10:00` to a time of today.
+    So nobody needs a function such as try_to_timestamp, which completes `10:00` to a time of today. The expression is
+    a column of its own first, because the rule looks at the text several times.
 
     Raises:
         AnalysisException: the expression can't be resolved.
         WrongUse: the expression gives neither a timestamp nor a date nor a text.
     """
-    type_ = rows.select(F.expr(expression)).schema[0].dataType
+    given = rows.withColumn(name, F.expr(expression))
+    type_ = given.schema[name].dataType
     if isinstance(type_, StringType):
-        return full_timestamp(f"trim({expression})")
+        return given.withColumn(name, full_timestamp(f"trim({identifier(name)})"))
     if isinstance(type_, TimestampType | TimestampNTZType | DateType):
-        return F.expr(expression).cast("timestamp")
+        return given.withColumn(name, named_column(name).cast("timestamp"))
     raise WrongUse(
         f"{parameter} '{expression}' is of type {type_.simpleString()}; it must be a timestamp, a date or a text"
     )
