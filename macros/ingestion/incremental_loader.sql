@@ -91,9 +91,9 @@
     {#-
         The end of the window is read from the statement that has just run, because the source may have newer rows by
         now. A run killed before this hook leaves an older watermark and newer rows in the table; the next run starts
-        from the later of the two.
+        from the later of the two. A run with --empty has loaded no row of its window.
     -#}
-    {%- if not execute -%}
+    {%- if not execute or lakehouse_patterns.is_empty_run() -%}
         {{ return('') }}
     {%- endif -%}
     {%- set ends = modules.re.findall(

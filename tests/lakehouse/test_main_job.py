@@ -170,6 +170,19 @@ def test_todays_plan_stands_on_every_version_of_a_user(first_report, lakehouse):
     assert versions.count() == versions.select("user_version_key").distinct().count()
 
 
+def test_an_empty_build_changes_nothing_that_is_published(first_report, lakehouse):
+    """Not the replica, a plain table; not the views, which would keep the empty subqueries; not gold's readiness."""
+    views = ("gold_users_by_plan", "silver_visits_valid", "silver_users_extract")
+    rows = {name: lakehouse.spark.table(f"lakehouse.{name}").count() for name in views}
+    hashes = lakehouse.hashes()
+    lakehouse.dbt("build", "--empty")
+    assert {name: lakehouse.spark.table(f"lakehouse.{name}").count() for name in views} == rows
+    assert lakehouse.hashes() == hashes
+    assert min(rows.values()) > 0
+    assert lakehouse.table("staging_users").count() == lakehouse.table("silver_users").count() > 0
+    assert lakehouse.table("observability_readiness").where("dataset = 'gold'").count() == 1
+
+
 def test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version(first_report, lakehouse, spark):
     hashes, versions = lakehouse.hashes(), lakehouse.versions()
     files = {name: lakehouse.data_files(name) for name in VISIT_TABLES}
