@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
+from python_jobs.shared.core import intervals
 from python_jobs.shared.records.values import exact_value
 from python_jobs.shared.spark.times import full_timestamp
 from tests.support.session import setting
@@ -55,3 +56,9 @@ def test_macros_and_jobs_take_the_same_texts_for_timestamps(
     with setting(spark, "spark.sql.session.timeZone", zone):
         found = rows.select("text", F.unix_micros(full_timestamp("text")), F.unix_micros(job)).collect()
     assert [tuple(row) for row in found] == [(text, wanted, wanted) for text, wanted in TEXTS.items()]
+
+
+def test_programs_without_spark_take_the_same_texts_for_timestamps() -> None:
+    found = {text: intervals.full_timestamp(text) for text in TEXTS if text is not None}
+    micros = {text: None if moment is None else intervals.to_micros(moment) for text, moment in found.items()}
+    assert micros == {text: wanted for text, wanted in TEXTS.items() if text is not None}

@@ -20,9 +20,7 @@ import contextlib
 import datetime as dt
 import fcntl
 import functools
-import hmac
 import importlib.metadata
-import ipaddress
 import json
 import logging
 import math
@@ -43,7 +41,6 @@ import filelock
 import flask
 from confluent_kafka import Consumer, KafkaException
 from tenacity.nap import sleep_using_event
-from waitress.server import create_server
 
 from python_jobs.ingestion.airflow_client import Airflow, TriggerFailed
 from python_jobs.ingestion.run_registry import Envelope, Run, RunRegistry
@@ -57,6 +54,7 @@ from python_jobs.shared.core.failures import (
     require_above_zero,
     require_at_least,
 )
+from python_jobs.shared.core.http_service import guarded_app, listening_server, require_token
 from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy, classify
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.kafka.clients import passes
@@ -153,13 +151,7 @@ class Parameters:
         names = [workload.name for workload in self.workloads]
         if not names or len(set(names)) < len(names):
             raise WrongUse(f"workloads must have one name each, all different, got {names}")
-        if self.token_env is not None and not os.environ.get(self.token_env):
-            raise WrongUse(f"environment variable {self.token_env}, which token_env names, is not set")
-        if self.token_env is None and not _is_loopback(self.host):
-            raise WrongUse(
-                f"host '{self.host}' is reachable from other machines: name an environment variable with a token in "
-                "token_env, or listen on 127.0.0.1"
-            )
+        require_token(self.host, self.token_env)
         if not 0 <= self.retention_days <= 36_500:
             raise WrongUse(f"retention_days must be between 0 and 36500, got {self.retention_days:g}")
 
@@ -445,23 +437,7 @@ def _last_line(path: Path) -> str:
 
 def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
     """Return the HTTP application, which accepts envelopes and lists and replays dead letters."""
-    app = flask.Flask(NAME)
-    app.config["MAX_CONTENT_LENGTH"] = MAX_ENVELOPE_BYTES
-
-    @app.before_request
-    def authorize() -> None:
-        request = flask.request
-        given = request.headers.get("Authorization", "")
-        if token is not None and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            flask.abort(401)
-        # Any web page open on this machine may send requests here, but its requests have one of these signs.
-        if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
-            flask.abort(403, "requests of web pages are refused")
-        if token is None and not _is_loopback(_host_name(request.host)):
-            flask.abort(403, f"the host '{request.host}' is not this machine's; use 127.0.0.1 or localhost")
-        is_bare = not request.mimetype and not request.content_length
-        if request.method == "POST" and request.mimetype != "application/json" and not is_bare:
-            flask.abort(415, "the content type must be application/json")
+    app = guarded_app(NAME, token, MAX_ENVELOPE_BYTES)
 
     @app.post("/events")
     def events() -> tuple[flask.Response, int]:
@@ -492,20 +468,6 @@ def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
             return flask.jsonify(error=str(failure)), 422
 
     return app
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _host_name(host: str) -> str:
-    """Return a Host header without its port; an IPv6 address is in brackets."""
-    return re.sub(r":[0-9]*$", "", host).lower()
 
 
 def consumer_of(kafka: Kafka) -> Consumer:
@@ -599,8 +561,8 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
         contextlib.suppress(KeyboardInterrupt),
         contextlib.ExitStack() as stack,
     ):
-        token = os.environ[parameters.token_env] if parameters.token_env else None
-        server = create_server(create_app(trigger, token), host=parameters.host, port=parameters.port)
+        token = require_token(parameters.host, parameters.token_env)
+        server = listening_server(create_app(trigger, token), parameters.host, parameters.port)
         if parameters.kafka is not None:
             consumer = consumer_of(parameters.kafka)
 

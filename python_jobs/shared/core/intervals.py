@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from python_jobs.shared.core.failures import WrongUse
 
 _TIME_TEXT = re.compile(r"[0-9TWZ :.,+-]+")
+# As in macros/shared/times.sql.
+_FULL_TIMESTAMP = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T](?:[01][0-9]|2[0-3]):[0-9]{2}(?::[0-9]{2}(?:[.][0-9]{1,6}0*)?)?"
+    r"(?: ?(?:Z|[+-](?P<offset_hours>[0-9]{2})(?::?(?P<offset_minutes>[0-9]{2}))?))?"
+)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _UNITS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
 
@@ -31,6 +36,23 @@ def parse_time(text: str) -> dt.datetime:
         ) from None
     except OverflowError:
         raise WrongUse(f"'{text}' is outside of the years 1 to 9999 in UTC") from None
+
+
+def full_timestamp(text: str) -> dt.datetime | None:
+    """Return the time in UTC that a text names with date and time, as macros and jobs read it; None for another text.
+
+    A text without offset is UTC.
+
+    >>> full_timestamp("2024-03-01 11:00+01")
+    datetime.datetime(2024, 3, 1, 10, 0, tzinfo=datetime.timezone.utc)
+    """
+    parts = _FULL_TIMESTAMP.fullmatch(text)
+    if parts is None or (parts["offset_hours"] or "00") + (parts["offset_minutes"] or "00") > "1800":
+        return None
+    try:
+        return parse_time(text.replace(" Z", "Z").replace(" +", "+").replace(" -", "-"))
+    except WrongUse:
+        return None
 
 
 def previous_run_time(previous_execution_time: str | None, execution_time: str) -> dt.datetime | None:
