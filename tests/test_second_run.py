@@ -14,6 +14,7 @@ from tools.findings import PYTHON_FOLDERS
 DATA_VALUE, QUALITY = "tests/patterns/data_value/", "tests/patterns/quality/"
 ERRORS, INGESTION = "tests/patterns/error_management/", "tests/patterns/ingestion/"
 IDEMPOTENCY, DATASETS = "tests/patterns/idempotency/", "tests/patterns/datasets/"
+STREAMING = "tests/patterns/streaming/"
 MAIN_JOB = "tests/lakehouse/test_main_job.py::test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version"
 
 PROGRAMS = {
@@ -141,6 +142,13 @@ PROGRAMS = {
     "python_jobs/idempotency/transactional_writer_postgres.py": (
         f"{IDEMPOTENCY}test_transactional_writer_postgres.py::"
         "test_a_bad_line_of_the_second_file_leaves_nothing_of_the_first"
+    ),
+    "python_jobs/streaming/api_gateway_http.py": (
+        f"{STREAMING}test_api_gateway.py::test_a_restart_delivers_what_the_buffer_holds_in_its_order"
+    ),
+    "python_jobs/streaming/api_gateway_replay.py": (
+        f"{STREAMING}test_api_gateway_replay.py::"
+        "test_an_outage_s_records_are_replayed_once_to_their_topics_and_partitions"
     ),
 }
 WRITE_NOTHING = {

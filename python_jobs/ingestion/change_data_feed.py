@@ -72,7 +72,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
 from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import partition_counts
+from python_jobs.shared.kafka.topics import partition_counts, publishing_failure
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -346,9 +346,7 @@ def _one_sentence(failure: Exception, params: Parameters) -> JobFailed | None:
             f"the source '{params.source}' no longer has the files of these changes (vacuum); "
             "start again with a new checkpoint"
         )
-    if kafka := re.search(r"org\.apache\.kafka\.common\.\S+: (.+)", text):
-        return JobFailed(f"cannot publish to {params.topic} at {params.bootstrap_servers}: {kafka[1][:200]}")
-    return None
+    return publishing_failure(failure, str(params.topic), str(params.bootstrap_servers))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ NOT_TORTURED = {
     "case_study/datasets/topic_hours.py": "one append of the case study's; its next run takes what is newer",
     "python_jobs/error_management/pipeline_circuit_breaker.py": "the state of a circuit, no data",
     "python_jobs/ingestion/external_trigger_http.py": "the state of runs, no data",
+    "python_jobs/streaming/api_gateway_http.py": "takes requests; its own test kills it, its benchmark its broker",
+    "python_jobs/streaming/api_gateway_replay.py": "delivers at least once; its own test stops it behind the delivery",
 }
 PLACES = {"": "", "PostgreSQL": "_postgres", "S3": "_object_store", "Kafka": ""}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -90,6 +91,12 @@ def source_failure(failure: Exception, source: str) -> JobFailed | None:
     text = str(failure)
     sentence = next((sentence for sign, sentence in SOURCE_FAILURES.items() if sign in text), None)
     return None if sentence is None else JobFailed(f"the source '{source}' {sentence}")
+
+
+def publishing_failure(failure: Exception, topics: str, servers: str) -> JobFailed | None:
+    """Return one sentence for what Kafka's client said while Spark wrote to topics, or None for any other failure."""
+    said = re.search(r"org\.apache\.kafka\.common\.\S+: (.+)", str(failure))
+    return None if said is None else JobFailed(f"cannot publish to {topics} at {servers}: {said[1][:200]}")
 
 
 def _one_sentence(

@@ -1,0 +1,1 @@
+"""Streaming: ingestion endpoints, synchronizers, live state, and reprocessing of streams."""
