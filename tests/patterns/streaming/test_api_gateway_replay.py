@@ -18,12 +18,8 @@ from python_jobs.streaming.api_gateway_replay import Parameters, judged, message
 from python_jobs.streaming.gateway_records import Message, Topic
 from python_jobs.streaming.gateway_stores import Fallback, line_of
 from python_jobs.streaming.rate_limit import RateLimit
-from services.kafka import Broker, Record
+from services.kafka import Broker
 from tests.support.rows import assert_rows
-from tests.support.snippets import snippet
-
-PAGE = "docs/streaming.md"
-HERE = "tests/patterns/streaming/test_api_gateway_replay.py"
 
 
 def message(topic: str, n: int, value: str | None = None, key: str = "k") -> Message:
@@ -236,24 +232,3 @@ def test_a_topic_that_is_missing_stops_the_run_and_the_next_one_goes_on(
         replay()
     broker.create_topic(f"{topic}.later")
     assert replay()["records"] == {f"{topic}.later": 1}
-
-
-@pytest.mark.kafka
-def test_consumers_see_each_event_once_with_the_page_s_query(
-    spark: SparkSession, broker: Broker, topic: str
-) -> None:
-    for n in (1, 2, 1, 3, 2):
-        found = message(topic, n)
-        headers = tuple(
-            (name, bytes(value)) for name, value in found.headers("replay") if isinstance(value, bytes)
-        )
-        broker.produce(topic, [Record(found.value.encode(), b"k", headers)])
-    options = {
-        "kafka.bootstrap.servers": broker.bootstrap_servers,
-        "subscribe": topic,
-        "includeHeaders": "true",
-    }
-    rows = spark.read.format("kafka").options(**options).load()
-    rows.createOrReplaceTempView("visits_records")
-    once = spark.sql(snippet(PAGE, f"{HERE}::test_consumers_see_each_event_once_with_the_page_s_query"))
-    assert_rows(once.select("value"), [(f'{{"n": {n}}}',) for n in (1, 2, 3)])
