@@ -119,7 +119,7 @@ def test_names_are_quoted(loaded: Loaded) -> None:
         loaded.load(header + b"1,1.239,x,y\n", columns)
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
 def test_utf_8_is_read_with_and_without_a_byte_order_mark_and_with_each_line_end(
     loaded: Loaded, mark: bytes, end: bytes
@@ -140,11 +140,24 @@ def test_utf_8_is_read_with_and_without_a_byte_order_mark_and_with_each_line_end
         (b"id,value\n1,a\n\\.\n2,b\n", r"line 3 is '\\.', which PostgreSQL reads as the end of the data"),
         (b"id,value\r\n1,a\r\n\\.\r\n2,b\r\n", r"line 3 is '\\.'"),
         (b"id,value\n1,a\n\\.", r"line 3 is '\\.'"),
+        (b"id,value\r1,a\r", r"its header ends with a carriage return alone; end the lines with LF or CRLF$"),
+        (codecs.BOM_UTF8 + b'"id",value\r1,"a\nb"\r', r"its header ends with a carriage return alone"),
+        (b"id,value\r", r"its header ends with a carriage return alone"),
+        (b"id,value\r\n1,a\n2,b\n", r"unquoted newline found in data"),
     ],
 )
 def test_other_bytes_are_refused_with_file_and_line(loaded: Loaded, content: bytes, error: str) -> None:
     with pytest.raises(DataRefused, match=rf"file\.csv was not loaded: .*{error}|{error}"):
         loaded.load(content)
+
+
+def test_a_carriage_return_within_quotes_ends_no_line(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for size in (1, 3, 1 << 20):
+        monkeypatch.setattr(csv, "_CHUNK", size)
+        assert loaded.load(b'id,value\r\n1,"a\rb"\r\n2,"\r"\r\n') == [(1, "a\rb"), (2, "\r")]
+        assert loaded.load(b'id,"a\r""b"\n1,x\n', 'id int, "a\r""b" text') == [(1, "x")]
 
 
 def test_chunks_do_not_hide_the_end_mark_and_a_quoted_one_is_a_value(

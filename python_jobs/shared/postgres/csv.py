@@ -1,8 +1,11 @@
 """COPY of a CSV file into a table of PostgreSQL: the whole file unchanged, or one sentence with the reason.
 
-A file is UTF-8, with or without a byte order mark; all its lines end alike. PostgreSQL would silently round ``1.239``
-for a ``numeric(5,2)``, drop the time of a ``date`` and cut blanks: such a value is refused with its row. To find such
-values, a file for a table with such columns is sent a second time, into a temporary table of texts.
+A file is UTF-8, with or without a byte order mark. Its lines end with LF or CRLF, as for the readers on Spark, and all
+alike. PostgreSQL would also take a CR alone for a line end: it is refused.
+
+PostgreSQL would silently round ``1.239`` for a ``numeric(5,2)``, drop the time of a ``date`` and cut blanks: such a
+value is refused with its row. To find such values, a file for a table with such columns is sent a second time, into a
+temporary table of texts.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from python_jobs.shared.postgres.relations import Connection, create_table, exec
 
 _CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CR_ENDS_HEADER = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+\r(?!\n)')
 _END_MARK = re.compile(rb"(?<![^\r\n])\\\.(?=[\r\n])")
 _TEXTS, _ROW = "csv of texts", "row of the csv"
 
@@ -92,7 +96,7 @@ def _content(file: Path) -> Iterator[bytes]:
     """Yield a file's bytes without its byte order mark.
 
     Raises:
-        DataRefused: a line is ``\\.``, which PostgreSQL reads as the end of the data.
+        DataRefused: a line is ``\\.``, which PostgreSQL reads as the end of the data, or a CR alone ends the header.
     """
     with file.open("rb") as content:
         before = b"\n"
@@ -103,6 +107,11 @@ def _content(file: Path) -> Iterator[bytes]:
             following = content.read(_CHUNK)
             # A mark may cross the bounds of a chunk, so the neighbouring bytes are searched, too.
             seen = before + chunk + (following[:2] or b"\n")
+            if before == b"\n" and _CR_ENDS_HEADER.match(chunk + following[:1]):
+                raise DataRefused(
+                    f"{file} was not loaded: its header ends with a carriage return alone; end the lines with LF or "
+                    "CRLF"
+                )
             if mark := _END_MARK.search(seen, max(0, len(before) - 2)):
                 number = lines + seen[len(before) : mark.start()].count(b"\n") + 1
                 raise DataRefused(
