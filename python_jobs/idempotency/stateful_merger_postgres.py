@@ -96,7 +96,7 @@ class Run:
         Raises:
             NotReady: the target doesn't exist.
             WrongUse: the target lacks a column of key or sequence, or has one of is_deleted or of the history alone.
-            DataRefused: the history's columns differ from the target's.
+            DataRefused: the history's columns differ from the target's, or have the names of an earlier version.
         """
         self._connection, self._params = connection, params
         if not exists(connection, params.table()):
@@ -214,6 +214,12 @@ class Run:
                 "create table {runs} (execution_time timestamptz primary key, rows_read bigint not null)"
             )
         history = columns(self._connection, self._params.table("_history"))
+        if missing := [name for name in (_DELETED, _AT) if name not in dict(history)]:
+            raise DataRefused(
+                f"{self._params.target}_history has no column {' and no column '.join(missing)}: it is no history, or "
+                "one of an earlier version, which named them is_deleted and execution_time; rename these two columns "
+                f"in {self._params.target}_history and run again"
+            )
         kept = [column for column in history if column[0] not in (_DELETED, _AT)]
         now = columns(self._connection, self._params.table())
         if kept != now:  # types too: a value of a wider history would be rounded for the table

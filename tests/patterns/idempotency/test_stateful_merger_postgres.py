@@ -257,6 +257,22 @@ def test_a_table_may_have_columns_of_these_names(letters: Letters) -> None:
         letters.run("07", target="named", is_deleted="gone")
 
 
+def test_a_history_of_an_earlier_version_is_refused_until_its_columns_are_renamed(four: Letters) -> None:
+    four.write("11", ["P;1;"])
+    names = (("__is_deleted", "is_deleted"), ("__execution_time", "execution_time"))
+    four.database.execute(*(f"alter table letters_history rename {new} to {old}" for new, old in names))
+    with pytest.raises(
+        DataRefused,
+        match=r"letters_history has no column __is_deleted and no column __execution_time: .* named them is_deleted "
+        "and execution_time; rename these two columns in letters_history and run again",
+    ):
+        four.run("11")
+    assert_rows(four.rows(), AFTER["10"])
+    four.database.execute(*(f"alter table letters_history rename {old} to {new}" for new, old in names))
+    assert four.run("08")["base"] == "rebuild"
+    assert_rows(four.rows(), AFTER["08"])
+
+
 def test_a_row_without_a_key_is_refused(letters: Letters) -> None:
     """A unique key lets NULLs in, and no row equals them: each run would add them again."""
     letters.database.execute("create table loose (id text unique, value text)")
