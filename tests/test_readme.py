@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from types import SimpleNamespace
 
+import pytest
 import yaml
 from dbt.cli.main import dbtRunner
 
 from python_jobs.ingestion import incremental_loader
 from python_jobs.shared.core.command_line import parse_parameters
+from python_jobs.shared.spark import session
+from python_jobs.shared.spark.job import run_job
 from tests.support.dbt_project import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
@@ -55,6 +59,21 @@ def test_without_activation_dbt_says_what_to_do(monkeypatch, tmp_path):
     )
     assert not refused.success
     assert "LAKEHOUSE_ROOT (run `source .venv/bin/activate` first)" in str(refused.exception)
+
+
+def test_without_activation_a_job_says_what_to_do(monkeypatch, capsys):
+    """Without the activate script Spark starts from its own settings: it knows no Delta Lake."""
+    unset = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default=None: default))
+    builder = SimpleNamespace(appName=lambda _: SimpleNamespace(getOrCreate=lambda: unset))
+    monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(session, "require_classic", lambda _: None)
+    with pytest.raises(SystemExit) as end:
+        run_job(incremental_loader.Parameters, incremental_loader.run, ["--source", "/a", "--target", "/b"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        "WrongUse: Spark started without Delta Lake: run `source .venv/bin/activate` first, or pass the settings of "
+        "conf/spark-defaults.conf to spark-submit\n"
+    )
 
 
 def test_the_spark_submit_snippet_loads_a_folder(spark, tmp_path, monkeypatch):

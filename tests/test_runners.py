@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from case_study import demo
 from case_study.main_job import Step
 from case_study.runners import OneSession, Outcome, Runner, as_process
 from python_jobs.shared.core.failures import DataRefused
@@ -82,3 +87,37 @@ def test_wrong_parameters_of_a_step_end_with_two(
 def test_dbt_that_fails_gives_its_exit_code(spark: SparkSession, runner: str) -> None:
     run_step: Runner = OneSession(spark) if runner == "one session" else as_process
     assert run_step(Step("dbt", ("dbt", "--quiet", "ls", "--no-such-flag"))) == Outcome(2)
+
+
+@pytest.mark.parametrize(
+    ("present", "expected"),
+    [
+        (
+            ["visits", "users"],
+            ["load visits", "hours of visits", "dead-letter visits", "dbt build", "report"],
+        ),
+        (["user_changes"], ["load user_changes", "dbt build"]),
+        (["devices"], ["load devices", "dbt build"]),
+    ],
+)
+def test_a_folder_without_some_feeds_is_planned_for_kafka_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: list[str], expected: list[str]
+) -> None:
+    """Users come from their changes; a folder that has only their extracts has no users."""
+    for feed in present:
+        (tmp_path / feed / "date=2024-03-01").mkdir(parents=True)
+    played: list[list[str]] = []
+
+    @contextlib.contextmanager
+    def no_services(spark: Any, landing: Path, feeds: list[str], folder: Path) -> Iterator[str]:
+        played.append(feeds)
+        yield "broker:9092"
+
+    monkeypatch.setattr(demo, "played_sources", no_services)
+    monkeypatch.setattr(demo, "spark_session", lambda _: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr(demo, "run_steps", lambda steps, *_: ({step.name: 1.0 for step in steps}, {}))
+    seconds, _, feeds = demo.run_from_kafka(
+        "/lakehouse", tmp_path, demo.present_feeds(tmp_path), "local", None, as_process, None
+    )
+    assert list(seconds) == expected
+    assert played == [feeds] == [[feed for feed in present if feed != "users"]]

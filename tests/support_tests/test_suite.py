@@ -68,6 +68,14 @@ def test_a_tier_leaves_out_the_other_and_a_named_test_always_runs(
     assert suite("tests/test_marked.py::test_kill")[0] == {"passed": 1}
 
 
+def test_the_list_of_tests_ends_with_their_number(pytester: pytest.Pytester, suite: Any) -> None:
+    """Also with the two workers that the project's own options start."""
+    modules(pytester, "tests/test_a.py", "tests/test_b.py")
+    for workers in ("0", "2"):
+        last = suite("--collect-only", "-q", "-n", workers)[1].strip().splitlines()[-1]
+        assert last.startswith("2 tests collected in "), workers
+
+
 def test_the_longest_start_first_and_unknown_ones_before_them(pytester: pytest.Pytester, suite: Any) -> None:
     modules(pytester, *(f"tests/test_{name}.py" for name in "abcd"))
     record = {f"tests/test_{name}.py": {"test": [seconds, "2026-11-29"]} for name, seconds in
