@@ -24,6 +24,7 @@ import yaml
 from confluent_kafka import Producer
 
 from benchmarks.harness import Comparison, Variant, Workbench
+from python_jobs.shared.core.json_text import json_text
 from services.kafka import Broker, running_broker
 
 RECORDS, BATCH, CONNECTIONS = 60_000, 100, 4
@@ -57,7 +58,7 @@ def record(number: int) -> dict[str, Any]:
 def gateway(folder: Path, topic: str, broker: Broker, buffer: bool) -> Iterator[str]:
     """Run a gateway for one topic and yield its address."""
     folder.mkdir(parents=True)
-    (folder / "visit.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
+    (folder / "visit.json").write_text(json_text(SCHEMA), encoding="utf-8")
     settings = {
         "topics": [
             {
@@ -104,7 +105,7 @@ class Client:
     def post(self, first: int) -> None:
         """Send one request, whose records are numbered from ``first``."""
         numbers = range(first, first + BATCH)
-        body = json.dumps([record(number) for number in numbers])
+        body = json_text([record(number) for number in numbers])
         begin = time.perf_counter()
         self._connection.request(
             "POST",
@@ -202,7 +203,7 @@ class Bench:
             {"bootstrap.servers": self._broker.bootstrap_servers, "linger.ms": 5, "enable.idempotence": True}
         )
         for number in range(self._records):
-            value = json.dumps(record(number)).encode()
+            value = json_text(record(number)).encode()
             while True:
                 try:
                     producer.produce(self._topics["producer"], value, b"user-%d" % (number // BATCH % 50))

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -39,6 +38,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.spark.session import spark_session
 
 RESULTS = Path(__file__).parent / "results"
@@ -222,5 +222,5 @@ def write_result(result: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Writes `<benchmark>.json` and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['benchmark']}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json_text(result, indent=2) + "\n", encoding="utf-8")
     return path

@@ -14,7 +14,6 @@ ended: the stream and the models repair themselves. The runner locks the lakehou
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import sys
 import threading
@@ -31,6 +30,7 @@ from case_study.demo import DemoFailed, lakehouse_root, only_run
 from python_jobs.ingestion.change_data_capture import Parameters, start
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import await_end
@@ -98,7 +98,7 @@ def follow(spark: SparkSession, params: Parameters, models: Models) -> None:
         version, begun = latest_version(spark, params.target), time.monotonic()
         models.run()
         seconds = round(time.monotonic() - begun, 2)
-        print(json.dumps({"bronze_version": version, "seconds": seconds}), flush=True)
+        print(json_text({"bronze_version": version, "seconds": seconds}), flush=True)
 
     try:
         with end_requested() as stopped:

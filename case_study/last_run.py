@@ -20,6 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from case_study.main_job import BUILD, REPORT, SOURCES, Step
+from python_jobs.shared.core.json_text import json_text
 
 LAYERS = ("bronze", "silver", "gold", "observability", "staging", "snapshots")
 PROJECT = (
@@ -107,7 +108,7 @@ class News:
         versions = table_versions(self._lakehouse) | self._read
         run = LastRun(self._digest, versions, report or self.last.report, seconds)
         new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(dataclasses.asdict(run)), encoding="utf-8")
+        new.write_text(json_text(dataclasses.asdict(run)), encoding="utf-8")
         new.replace(self._file)
 
 
@@ -134,7 +135,7 @@ def _versions(lakehouse: Path) -> Iterator[tuple[str, int]]:
 
 def project_digest(project: Path, target: str) -> str:
     """Return a digest of the programs and settings: files, dbt's target, and the variable that chooses the sources."""
-    digest = hashlib.sha256(json.dumps([target, os.environ.get("LAKEHOUSE_SOURCE", "files")]).encode())
+    digest = hashlib.sha256(json_text([target, os.environ.get("LAKEHOUSE_SOURCE", "files")]).encode())
     for name in PROJECT:
         path = project / name
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in READ)

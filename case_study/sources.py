@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.ingestion.incremental_loader import Landing, LandingFile
 from python_jobs.shared.core.failures import DataRefused
+from python_jobs.shared.core.intervals import from_micros
 from python_jobs.shared.files.file_sets import read_lines, url_path
 from python_jobs.shared.spark.macro_sql import Macros
 from services.debezium import Connector
@@ -185,7 +186,6 @@ _UPSERT = """
 """
 _TEXTS = ("id", "op", "sequence", "login", "email", "plan", "is_deleted")
 _TIMES = ("changed_at", "registered_datetime", "first_connection_datetime", "last_connection_datetime")
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def user_changes(spark: SparkSession, landing: Path) -> list[dict[str, Any]]:
@@ -215,5 +215,5 @@ def user_changes(spark: SparkSession, landing: Path) -> list[dict[str, Any]]:
 def _change(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with its times, which come as microseconds since 1970."""
     given = {name: row[name] for name in _TIMES if row[name] is not None}
-    times = {name: _EPOCH + dt.timedelta(microseconds=micros) for name, micros in given.items()}
+    times = {name: from_micros(micros) for name, micros in given.items()}
     return row | times

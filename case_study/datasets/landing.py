@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 LINES_PER_FILE = 100_000
@@ -92,6 +92,6 @@ class LandingFolder:
     def finish(self, truth: Mapping[str, Any]) -> None:
         """Delete the staging folder and write truth.json by a rename, as the last step."""
         self._folder.delete(STAGING)
-        text = json.dumps(truth, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        text = json_text(truth, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         self._folder.write_text(staged := f"_{TRUTH}", text)
         self._files.rename(self._folder.path(staged), self._folder.path(TRUTH))

@@ -7,6 +7,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
+from python_jobs.shared.core.intervals import duration, moved
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Parameters:
 
     def day_name(self, day: int) -> str:
         """Return a day as YYYY-MM-DD, given its number from 0."""
-        return (dt.date.fromisoformat(self.start) + dt.timedelta(days=day)).isoformat()
+        return moved(dt.date.fromisoformat(self.start), duration("days", day)).isoformat()
 
     def hour_name(self, hour: int) -> str:
         """Return an hour as YYYY-MM-DDTHH, given its number from 0."""

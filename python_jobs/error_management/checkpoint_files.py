@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.intervals import from_micros
 from python_jobs.shared.core.paths import is_uri
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.jvm import analyzed_plan
@@ -364,4 +365,4 @@ def _items(sequence: Any) -> list[Any]:
 
 
 def _moment(milliseconds: int) -> dt.datetime:
-    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
+    return from_micros(milliseconds * 1_000)

@@ -18,7 +18,8 @@ Records that are read again are processed again. The effect depends on the reade
 * counts over windows are recomputed from ``--to`` on, so choose the start of a window: otherwise the older records of
   the window are missing from its count.
 
-A time ahead of the group's position would skip records; this is refused without ``--allow_skip true``.
+A time ahead of the group's position would skip records; this is refused without ``--allow_skip true``. A position in
+a topic that was deleted and recreated since is not a position in today's topic: the report leaves it out.
 
     python -m python_jobs.error_management.checkpoint_rewind --bootstrap_servers localhost:9092 --topic visits \\
         --group visits_to_bronze --to 2024-03-01T10:00:00 --publish true
@@ -28,7 +29,6 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -40,11 +40,13 @@ from confluent_kafka.admin import AdminClient
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.kafka.clients import (
     ANSWER_SECONDS,
+    WatchedTopic,
     client_settings,
-    committed_offsets,
     partition_count,
+    positions_of_topic,
 )
 from python_jobs.shared.kafka.settings import refuse_secrets
 
@@ -108,11 +110,17 @@ def run(params: Parameters) -> dict[str, Any]:
     with closing(Consumer(client | {"group.id": group, "enable.auto.commit": False})) as consumer:
         try:
             at_time = _offsets_at(consumer, params, partitions)
-            committed = {} if params.group is None else committed_offsets(consumer, params.topic, partitions)
+            topic = WatchedTopic(client, params.topic, "run again")
+            found = positions_of_topic(consumer, params.topic, partitions, topic, fail_on_data_loss=False)
         except KafkaException as failure:
             raise NotReady(
                 f"the broker doesn't tell offsets of {params.topic}: {failure.args[0].str()}"
             ) from None
+    committed = {
+        partition: offset
+        for partition, offset in found.items()
+        if params.group is not None and offset is not None
+    }
     again, skipped = rewound(committed, at_time)
     if skipped and not params.allow_skip:
         partition, count = next(iter(skipped.items()))
@@ -121,7 +129,7 @@ def run(params: Parameters) -> dict[str, Any]:
             "never be read; allow that with --allow_skip true"
         )
     if params.publish:
-        _write(client, params, at_time)
+        _write(client, params, topic, at_time)
     return {
         "group": params.group,
         "published": params.publish,
@@ -129,7 +137,7 @@ def run(params: Parameters) -> dict[str, Any]:
         "committed_before": committed,
         "again": again,
         "skipped": skipped,
-        "starting_offsets": json.dumps({params.topic: {str(p): offset for p, offset in at_time.items()}}),
+        "starting_offsets": json_text({params.topic: {str(p): offset for p, offset in at_time.items()}}),
     }
 
 
@@ -144,8 +152,10 @@ def _offsets_at(consumer: Consumer, params: Parameters, partitions: Sequence[int
     return found
 
 
-def _write(client: Mapping[str, Any], params: Parameters, offsets: Mapping[int, int]) -> None:
-    positions = [TopicPartition(params.topic, partition, offset) for partition, offset in offsets.items()]
+def _write(
+    client: Mapping[str, Any], params: Parameters, topic: WatchedTopic, offsets: Mapping[int, int]
+) -> None:
+    positions = [topic.position(params.topic, partition, offset) for partition, offset in offsets.items()]
     request = ConsumerGroupTopicPartitions(str(params.group), positions)
     admin = AdminClient(dict(client))  # kept in a variable: its answers need the client
     try:

@@ -41,6 +41,8 @@ from python_jobs.shared.core.failures import (
     require_above_zero,
     require_at_least,
 )
+from python_jobs.shared.core.intervals import duration, from_micros, moved
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.retry import Failure, classify
 
 Result = TypeVar("Result")
@@ -241,7 +243,7 @@ class CircuitFile:
             after, result = function(before)
             if after != before or not self.path.exists():
                 aside = self.path.with_name(f".{self.name}.{uuid.uuid4()}")
-                aside.write_text(json.dumps(self._as_dict(after)) + "\n", encoding="utf-8")
+                aside.write_text(json_text(self._as_dict(after)) + "\n", encoding="utf-8")
                 aside.replace(self.path)
         if after.openings > before.openings:
             _LOG.error("alert: the circuit '%s' has opened: %s", self.name, after.reason)
@@ -267,7 +269,7 @@ def _of(value: Any, *types: type) -> Any:
 
 
 def _iso(seconds: float) -> str:
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat()
+    return moved(from_micros(0), duration("seconds", seconds)).isoformat()
 
 
 def _seconds(text: str) -> float:

@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
-from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.core.intervals import moved, to_micros
 from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.delta.commits import find_commit, latest_version, noted, numeric_metrics
 from python_jobs.shared.delta.streams import create_table, evaluated_once, parse_duration
@@ -98,7 +98,7 @@ def is_open() -> Column:
 
 def by_class(letters: DataFrame, now: dt.datetime) -> DataFrame:
     """Return one row for each error class of the last 7 days: count, open, oldest, newest, mean attempts."""
-    recent = F.col("processed_at") >= F.lit(now - dt.timedelta(days=CLASS_DAYS))
+    recent = F.col("processed_at") >= F.lit(moved(now, -dt.timedelta(days=CLASS_DAYS)))
     return (
         letters.where(recent)
         .groupBy(ERROR_CLASS)
@@ -116,7 +116,7 @@ def by_class(letters: DataFrame, now: dt.datetime) -> DataFrame:
 def by_day(letters: DataFrame, now: dt.datetime) -> DataFrame:
     """Return one row for each of the last 30 days with dead letters, oldest first."""
     day = F.to_date("processed_at").alias("day")
-    recent = F.col("processed_at") >= F.lit(now - dt.timedelta(days=TREND_DAYS))
+    recent = F.col("processed_at") >= F.lit(moved(now, -dt.timedelta(days=TREND_DAYS)))
     return letters.where(recent).groupBy(day).agg(F.count(F.lit(1)).alias("letters")).orderBy("day")
 
 

@@ -48,6 +48,7 @@ from python_jobs.error_management.late_state import DateState, State, StateTable
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.dates import days_before, parse_date
 from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import duration, moved
 from python_jobs.shared.spark.job import run_job
 
 
@@ -175,7 +176,7 @@ def choose(state: State, params: Parameters, run_id: str, now: dt.datetime) -> t
         max_lookback_days=params.max_lookback_days,
         max_partitions=params.max_partitions,
     )
-    until = now + dt.timedelta(minutes=params.claim_minutes)
+    until = moved(now, duration("minutes", params.claim_minutes))
     claims = {
         date: dataclasses.replace(state.dates.get(date, DateState()), claimed_by=run_id, claimed_until=until)
         for date in (*plan.dates, params.date)

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, given, require_at_least
-from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.core.intervals import from_micros, moved
 from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.yaml_files import read_yaml
@@ -363,8 +363,8 @@ class Parameters(StreamParameters):
 def window_of(moment: dt.datetime, length: dt.timedelta) -> tuple[dt.datetime, dt.datetime]:
     """Return the half-open window that contains ``moment``; windows begin at multiples of ``length`` since 1970."""
     epoch = from_micros(0)
-    start = epoch + (moment - epoch) // length * length
-    return start, start + length
+    start = moved(epoch, (moment - epoch) // length * length)
+    return start, moved(start, length)
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from python_jobs.error_management.watermarks import (
     is_late,
 )
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import from_micros, to_micros
+from python_jobs.shared.core.intervals import from_micros, moved, to_micros
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -239,7 +239,7 @@ def judged(
             F.concat(F.lit("the event time can't be read: "), F.left(text, F.lit(100))),
         ),
         (
-            F.col("event_at") > _literal(processed_at + max_future),
+            F.col("event_at") > _literal(moved(processed_at, max_future)),
             FUTURE,
             F.concat(F.lit("the event time "), text, F.lit(f" is ahead of {processed_at.isoformat()}")),
         ),

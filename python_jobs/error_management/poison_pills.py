@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from python_jobs.shared.core.failures import DataRefused
+from python_jobs.shared.core.json_text import json_text
 
 NOTE = "attempts.json"
 EVERYTHING = (-(2**63), 2**63 - 1)
@@ -83,7 +84,7 @@ class CaseFile:
 
     def save(self, case: Case) -> None:
         """Store the case."""
-        self._notes.write_text(NOTE, json.dumps(dataclasses.asdict(case)))
+        self._notes.write_text(NOTE, json_text(dataclasses.asdict(case)))
 
 
 def isolate(

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from python_jobs.shared.core.intervals import moved
+
 Combine = Literal["min", "max"]
 Partition = tuple[str | None, str | None]
 """Name of the source, and of the partition within the source; None if the data has no such name."""
@@ -81,7 +83,7 @@ def advance(state: State, latest: Mapping[Partition, dt.datetime], policy: Polic
     reached = reached_time(partitions, policy, now)
     if reached is None:
         return State(state.watermark, partitions)
-    candidate = reached - policy.allowed_lateness
+    candidate = moved(reached, -policy.allowed_lateness)
     return State(candidate if state.watermark is None else max(state.watermark, candidate), partitions)
 
 

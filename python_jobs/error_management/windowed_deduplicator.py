@@ -38,7 +38,6 @@ Source: Data Engineering Design Patterns, chapter 3, Windowed Deduplicator.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -51,6 +50,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import ProgressTotals, listening
 from python_jobs.shared.delta.streams import (
@@ -251,7 +251,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
     create_table(spark, params.target, nullable(empty.schema), params.partition_by)
 
     # Spark compares the types of the state's columns not their meaning.
-    meaning = {"key": json.dumps(params.key), "event_time": params.event_time}
+    meaning = {"key": json_text(params.key), "event_time": params.event_time}
     meaning |= {"form": " ".join(filter(None, (params.form, params.window)))}
     declared = params.stream(
         "windowed_deduplicator",

@@ -76,7 +76,7 @@ from python_jobs.shared.core.failures import (
     require_at_least,
     root_cause,
 )
-from python_jobs.shared.core.intervals import Interval, parse_time, partition_folder
+from python_jobs.shared.core.intervals import Interval, moved, parse_time, partition_folder
 from python_jobs.shared.core.partial_failures import failure_sentence, require_no_failures
 from python_jobs.shared.delta.commits import latest_version, write_once
 from python_jobs.shared.delta.keys import content_hash
@@ -314,7 +314,7 @@ class Backfill:
         markers = self._params.markers
         if markers is None:
             return None
-        day = Interval(start := parse_time(date), start + dt.timedelta(days=1))
+        day = Interval(start := parse_time(date), moved(start, dt.timedelta(days=1)))
 
         def is_ready(partition: Interval, grain: str) -> bool:
             return (

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from psycopg import sql
 
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import moved
 from python_jobs.shared.postgres.clients import table_name
 from python_jobs.shared.postgres.relations import Connection, execute
 
@@ -63,7 +64,7 @@ class Inbox:
         Raises:
             Exception: the effect's own error; neither the effect nor the id is stored.
         """
-        oldest = _FOR_EVER if self._horizon is None else now - self._horizon
+        oldest = _FOR_EVER if self._horizon is None else moved(now, -self._horizon)
         with self._connection.transaction():
             claimed = self._connection.execute(
                 sql.SQL(
@@ -84,4 +85,4 @@ class Inbox:
         if self._horizon is None:
             return 0
         statement = sql.SQL("delete from {} where processed_at < %s").format(self._table)
-        return self._connection.execute(statement, [now - self._horizon]).rowcount
+        return self._connection.execute(statement, [moved(now, -self._horizon)]).rowcount

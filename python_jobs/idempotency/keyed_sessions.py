@@ -53,6 +53,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from python_jobs.idempotency.keyed_sinks import DeltaSink, KeyedSink, PostgresSink
 from python_jobs.shared.core.failures import WrongUse, given
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.keys import session_key
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.streams import (
@@ -320,7 +321,7 @@ class SessionState:
         watermark = state.getCurrentWatermarkMs() * 1_000
         changes, still_open = advance(known, new, self._gap, watermark)
         if still_open:
-            state.update((json.dumps(still_open),))
+            state.update((json_text(still_open),))
             first_end = min(session[-1].event for session in sessions_of(still_open, self._gap)) + self._gap
             state.setTimeoutTimestamp(-(-first_end // 1_000))
         elif state.exists:
@@ -384,9 +385,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
         _require_append_time(params.topic, params.bootstrap_servers)
     empty = empty_source(spark, params.source, DEAD_LETTER_COLUMNS)
     params.create_dead_letter_table(spark, unusable(judged(empty, params)), empty.columns)
-    meaning = {
-        "key": json.dumps([params.key, params.event_time, params.append_time, params.ties, params.gap])
-    }
+    meaning = {"key": json_text([params.key, params.event_time, params.append_time, params.ties, params.gap])}
     writes, of_delta = {}, None
     if params.postgres is None:
         none = spark.createDataFrame([], _changed_schema(judged(empty, params), params))

@@ -44,7 +44,7 @@ from python_jobs.shared.core.failures import (
     given,
     require_at_least,
 )
-from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.intervals import duration, moved, parse_time
 from python_jobs.shared.files.manifests import (
     ListedFile,
     Manifest,
@@ -117,7 +117,7 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
     version = version_of(started_at.isoformat())
     lock = {
         "ObjectLockMode": "COMPLIANCE",
-        "ObjectLockRetainUntilDate": started_at + dt.timedelta(days=params.retain_days),
+        "ObjectLockRetainUntilDate": moved(started_at, duration("days", params.retain_days)),
     }
     if _keys(client, params, params.folder(version)) or _keys(client, params, params.manifest(version)):
         raise taken(version, params.dataset)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import Literal
 
+from python_jobs.shared.core.intervals import moved
+
 Unit = Literal["day", "week", "month", "year"]
 
 # A week belongs to the calendar year and its first one begins on 1 January. ISO week with calendar year names
@@ -28,7 +30,7 @@ def unit_name(day: dt.date, unit: Unit) -> str:
 
 def starts_unit(day: dt.date, unit: Unit) -> bool:
     """Return whether a day is the first of its unit; a week's first day is a Monday or 1 January."""
-    return unit_name(day, unit) != unit_name(day - dt.timedelta(days=1), unit)
+    return unit_name(day, unit) != unit_name(moved(day, -dt.timedelta(days=1)), unit)
 
 
 def route(day: dt.date, unit: Unit) -> Literal["initialise_unit", "load_day"]:

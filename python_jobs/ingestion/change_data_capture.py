@@ -27,7 +27,6 @@ Source: Data Engineering Design Patterns, chapter 2, Change Data Capture.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ from python_jobs.ingestion.replica_identity import require_replica_identities
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import is_committed, latest_version
@@ -208,7 +208,7 @@ def start(
             topic: {str(partition): held.get((topic, partition), begin) for partition in range(count)}
             for topic, count in partitions.items()
         }
-        reader = reader.option("startingOffsets", json.dumps(offsets))
+        reader = reader.option("startingOffsets", json_text(offsets))
     return start_query(reader.load(), appender, params.checkpoint, params.trigger), appender
 
 

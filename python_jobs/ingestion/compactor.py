@@ -47,7 +47,8 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, present, require_at_least
-from python_jobs.shared.core.intervals import from_micros, parse_time, to_micros
+from python_jobs.shared.core.intervals import duration, from_micros, moved, parse_time, to_micros
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import CONFLICTS, commits, find_commits, latest_version, noted
 from python_jobs.shared.delta.tables import (
     active_files,
@@ -177,7 +178,9 @@ def worth_compacting(
     ``files`` is what :func:`python_jobs.shared.delta.tables.active_files` returns. Without partition columns the
     table is one partition.
     """
-    newest_allowed = F.timestamp_micros(F.lit(to_micros(now - dt.timedelta(minutes=policy.min_age_minutes))))
+    newest_allowed = F.timestamp_micros(
+        F.lit(to_micros(moved(now, -duration("minutes", policy.min_age_minutes))))
+    )
     return (
         files.groupBy(*named_columns(partitions))
         .agg(
@@ -200,7 +203,7 @@ def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.d
     by_folder = defaultdict(list)
     for file in files:
         by_folder[_folder(file.path)].append(file)
-    old_enough = to_micros(now - dt.timedelta(minutes=policy.min_age_minutes)) / 1000
+    old_enough = to_micros(moved(now, -duration("minutes", policy.min_age_minutes))) / 1000
     if policy.min_age_minutes and any(file.modified_at > old_enough for file in files):
         return False
     return any(
@@ -270,7 +273,7 @@ def _retention(parameters: Parameters, safe: dt.timedelta) -> dt.timedelta:
     """Return how long unused files are kept; refuse a dangerous time before anything is done."""
     if parameters.retention_hours is None:
         return safe
-    retention = dt.timedelta(hours=parameters.retention_hours)
+    retention = duration("hours", parameters.retention_hours)
     if retention < safe and not parameters.allow_unsafe_retention:
         raise WrongUse(
             f"retention_hours is {parameters.retention_hours:g}, below the safe {safe / dt.timedelta(hours=1):g} "
@@ -444,7 +447,7 @@ def _compact_raw(spark: SparkSession, parameters: Parameters, now: dt.datetime) 
     try:
         _rewrite(spark, parameters, dataset, version, files, staged)
         record = {"version": version, "at": now.isoformat(), "files": [asdict(file) for file in files]}
-        dataset.write_text(f"_versions/{staged}/{_RECORD}", json.dumps(record))
+        dataset.write_text(f"_versions/{staged}/{_RECORD}", json_text(record))
         if dataset.files(version) != files:
             raise changed
         dataset.point_to(staged, replaces=version)
@@ -513,12 +516,12 @@ def _clean_raw(
         text = dataset.read_text(f"_versions/{version}/{_RECORD}")
         if text is None:
             started = _staged_at(version)
-            if started is not None and started <= now - retention and version != current:
+            if started is not None and started <= moved(now, -retention) and version != current:
                 dataset.delete(f"_versions/{version}")  # of a run that was killed
             continue
         record = json.loads(text)
         replaced = record["version"]
-        if replaced == current or parse_time(record["at"]) > now - retention:
+        if replaced == current or parse_time(record["at"]) > moved(now, -retention):
             continue
         read = {RawFile(**file) for file in record["files"]}
         for file in dataset.files(replaced):

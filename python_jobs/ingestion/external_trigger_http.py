@@ -48,21 +48,26 @@ from python_jobs.ingestion.trigger_events import PLACEHOLDERS, Event, Filter, di
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import (
+    DataRefused,
     JobFailed,
     NotReady,
     WrongUse,
+    present,
     require_above_zero,
     require_at_least,
 )
 from python_jobs.shared.core.http_service import guarded_app, listening_server, require_token
+from python_jobs.shared.core.intervals import duration, moved
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy, classify
 from python_jobs.shared.core.yaml_files import read_yaml
-from python_jobs.shared.kafka.clients import passes
+from python_jobs.shared.kafka.clients import WatchedTopic, passes, positions_of_topic
 
 NAME = "external_trigger"
 REGISTRY_FILE = "runs.sqlite"
 MAX_ENVELOPE_BYTES = 1_000_000
 KAFKA_ANSWER_SECONDS = 10
+_WAY_OUT = "run again with another group, which reads the new topic from its first message"
 _PRUNE_EVERY = dt.timedelta(hours=1)
 
 _OF_THE_RUN = frozenset({"run_id", "conf_file"})
@@ -187,7 +192,7 @@ class Trigger:
         self.workloads = {workload.name: workload for workload in parameters.workloads}
         self.registry = registry
         self._folder = Path(parameters.registry).absolute() / "runs"
-        self._retention = dt.timedelta(days=parameters.retention_days)
+        self._retention = duration("days", parameters.retention_days)
         self._pruned_at: dt.datetime | None = None
         self._stopping = threading.Event()
         self._threads: set[threading.Thread] = set()
@@ -228,7 +233,7 @@ class Trigger:
         if self._pruned_at is not None and now - self._pruned_at < _PRUNE_EVERY:
             return
         self._pruned_at = now
-        for run_id in self.registry.prune((now - self._retention).isoformat()):
+        for run_id in self.registry.prune(moved(now, -self._retention).isoformat()):
             shutil.rmtree(self._folder / run_id, ignore_errors=True)
 
     def replay(self, dead_letter: str) -> list[str]:
@@ -401,7 +406,7 @@ def _conf(event: Event, envelope_id: str, now: str, request_id: str) -> str:
     If an envelope has many records, each run's context has only its own record; the registry stores the whole envelope
     once.
     """
-    return json.dumps(
+    return json_text(
         {
             "event": event.alone,
             "envelope_id": envelope_id,
@@ -470,41 +475,48 @@ def create_app(trigger: Trigger, token: str | None = None) -> flask.Flask:
     return app
 
 
-def consumer_of(kafka: Kafka) -> Consumer:
-    """Return a consumer of an existing topic that commits nothing by itself.
+def consumer_of(kafka: Kafka) -> tuple[Consumer, WatchedTopic]:
+    """Return a consumer of an existing topic that commits nothing by itself, and the topic as of now.
 
     Raises:
         NotReady: the brokers don't answer.
         WrongUse: there is no such topic, or a setting is wrong.
+        DataRefused: the group's position belongs to a topic that was deleted and recreated.
     """
     settings = {} if kafka.settings_file is None else read_yaml(kafka.settings_file, "settings file")
+    client = settings | {"bootstrap.servers": os.path.expandvars(kafka.bootstrap_servers)}
     try:
         consumer = Consumer(
             {"auto.offset.reset": "earliest", "log_level": 0}
-            | settings
-            | {
-                "bootstrap.servers": os.path.expandvars(kafka.bootstrap_servers),
-                "group.id": kafka.group,
-                "enable.auto.commit": False,
-            }
+            | client
+            | {"group.id": kafka.group, "enable.auto.commit": False}
         )
     except (KafkaException, TypeError) as failure:
         said = failure.args[0].str() if isinstance(failure, KafkaException) else failure
         raise WrongUse(f"the settings of Kafka are wrong: {said}") from None
     try:
         topic = consumer.list_topics(kafka.topic, timeout=KAFKA_ANSWER_SECONDS).topics[kafka.topic]
+        if topic.error is not None:
+            raise WrongUse(f"topic '{kafka.topic}' can't be read: {topic.error.str()}")
+        watched = WatchedTopic(client, kafka.topic, _WAY_OUT)
+        positions_of_topic(consumer, kafka.topic, list(topic.partitions), watched, fail_on_data_loss=True)
     except KafkaException as failure:
         consumer.close()
         raise NotReady(f"Kafka doesn't answer: {failure.args[0].str()}") from None
-    if topic.error is not None:
+    except JobFailed:
         consumer.close()
-        raise WrongUse(f"topic '{kafka.topic}' can't be read: {topic.error.str()}")
+        raise
     consumer.subscribe([kafka.topic])
-    return consumer
+    return consumer, watched
 
 
-def consume(consumer: Consumer, trigger: Trigger, stopping: threading.Event) -> None:
-    """Accept messages until ``stopping`` is set; an offset is committed after its envelope is in the registry."""
+def consume(consumer: Consumer, topic: WatchedTopic, trigger: Trigger, stopping: threading.Event) -> None:
+    """Accept messages until ``stopping`` is set; an offset is committed after its envelope is in the registry.
+
+    Raises:
+        DataRefused: the topic was deleted and recreated, so the consumer may have passed messages of the new one.
+        JobFailed: Kafka ended the reading.
+    """
     try:
         while not stopping.is_set():
             message = consumer.poll(1.0)
@@ -516,8 +528,12 @@ def consume(consumer: Consumer, trigger: Trigger, stopping: threading.Event) -> 
                     raise JobFailed(f"Kafka: {error.str()}")
                 log.warning("Kafka: %s", error.str())  # librdkafka connects again by itself
                 continue
+            topic.require_unchanged()
             trigger.handle(message.value() or b"")
-            consumer.commit(message=message, asynchronous=False)
+            partition = present(message.partition(), "the partition of a Kafka message")
+            following = present(message.offset(), "the offset of a Kafka message") + 1
+            reached = topic.position(topic.topic, partition, following)
+            consumer.commit(offsets=[reached], asynchronous=False)
     finally:
         consumer.close()
 
@@ -564,11 +580,11 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
         token = require_token(parameters.host, parameters.token_env)
         server = listening_server(create_app(trigger, token), parameters.host, parameters.port)
         if parameters.kafka is not None:
-            consumer = consumer_of(parameters.kafka)
+            consumer, topic = consumer_of(parameters.kafka)
 
             def consume_or_end() -> None:
                 try:
-                    consume(consumer, trigger, stopping)
+                    consume(consumer, topic, trigger, stopping)
                 except Exception as failure:  # nobody would notice a dead thread: the process ends
                     failures.append(failure)
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -582,6 +598,8 @@ def serve(parameters: Parameters, ready: Callable[[int], None] = lambda port: No
         server.run()
     if failures:
         failure = failures[0]
+        if isinstance(failure, DataRefused):
+            raise failure
         said = str(failure) if isinstance(failure, JobFailed) else f"{type(failure).__name__}: {failure}"
         raise JobFailed(f"reading from Kafka has ended: {said}")
 

@@ -54,7 +54,7 @@ from python_jobs.ingestion.file_batches import (
 )
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, given
-from python_jobs.shared.core.intervals import Interval, parse_time, partition_folder, to_micros
+from python_jobs.shared.core.intervals import Interval, moved, parse_time, partition_folder, to_micros
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import (
     CONFLICTS,
@@ -137,7 +137,7 @@ class Parameters(ProcessingTimeParameters, BatchParameters):
             if self.from_ is not None or self.to is not None:
                 raise WrongUse("pass either execution_time or from and to, not both")
             end = self._floor(parse_time(self.execution_time))
-            return Interval(end - _GRAINS[self.grain], end)
+            return Interval(moved(end, -_GRAINS[self.grain]), end)
         if self.from_ is None and self.to is None:
             return None
         if self.from_ is None or self.to is None:

@@ -56,7 +56,7 @@ from pyspark.sql.types import StringType, TimestampNTZType, TimestampType
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, given, require_at_least
-from python_jobs.shared.core.intervals import Interval, from_micros, parse_time, to_micros
+from python_jobs.shared.core.intervals import Interval, duration, from_micros, moved, parse_time, to_micros
 from python_jobs.shared.delta.commits import (
     find_commit,
     latest_version,
@@ -293,8 +293,8 @@ def _load_from(
     rejected = _write_rejects(spark, parameters, source.undated, now)
     if rejected is None:
         return None
-    overlap = dt.timedelta(minutes=parameters.overlap_minutes)
-    reach = Interval(window.start - overlap, window.end)
+    overlap = duration("minutes", parameters.overlap_minutes)
+    reach = Interval(moved(window.start, -overlap), window.end)
     observation = Observation()
     rows = source.within(reach).observe(observation, F.count(F.lit(1)).alias("rows"))
     replacing = parameters.mode == "replace_window"

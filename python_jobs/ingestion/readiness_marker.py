@@ -48,7 +48,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import Interval, partition_folder
+from python_jobs.shared.core.intervals import Interval, from_micros, moved, partition_folder
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.readiness import (
@@ -88,7 +88,7 @@ class Parameters(ProcessingTimeParameters):
         if not is_path(self.target):
             raise WrongUse(f"target must be a folder, got '{self.target}'")
         for bound in (self.window.start, self.window.end):
-            if bound != next(Interval(bound, bound + dt.timedelta(minutes=1)).split(self.grain)).start:
+            if bound != next(Interval(bound, moved(bound, dt.timedelta(minutes=1))).split(self.grain)).start:
                 raise WrongUse(
                     f"{bound:%FT%T} is inside a partition, but a run writes whole partitions; give the start of a "
                     f"{self.grain}"
@@ -164,8 +164,8 @@ def _touched(late: DataFrame, parameters: Parameters) -> list[tuple[Interval, in
     start = F.unix_seconds(F.date_trunc(parameters.grain, parameters.event_column))
     counts = late.groupBy(start.alias("start")).count().orderBy("start").collect()
     length = dt.timedelta(hours=1) if parameters.grain == "hour" else dt.timedelta(days=1)
-    starts = [(dt.datetime.fromtimestamp(row["start"], dt.UTC), int(row["count"])) for row in counts]
-    return [(Interval(start, start + length), rows) for start, rows in starts]
+    starts = [(from_micros(row["start"] * 1_000_000), int(row["count"])) for row in counts]
+    return [(Interval(start, moved(start, length)), rows) for start, rows in starts]
 
 
 def _revise(

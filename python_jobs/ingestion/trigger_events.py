@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from python_jobs.shared.core import exact_json
+from python_jobs.shared.core.json_text import json_text
 
 MAX_DEPTH = 64
 """Maximum number of levels in an envelope's JSON; S3's has five."""
@@ -145,7 +146,7 @@ def _event(record: Any, alone: str) -> Event:
     texts["eventTime"] = record.get("eventTime", "")
     for name, text in texts.items():
         if not isinstance(text, str) or (not text and name != "eventTime"):
-            raise ValueError(f"{name} must be a text, got {json.dumps(text)[:100]}")
+            raise ValueError(f"{name} must be a text, got {json_text(text)[:100]}")
         text.encode()  # raises for half of a surrogate pair
     type_ = texts["eventName"].removeprefix("s3:")
     key = unquote_plus(texts["key"], errors="strict")
@@ -154,7 +155,7 @@ def _event(record: Any, alone: str) -> Event:
     time = texts["eventTime"]
     # Two writes of one object differ in sequencer or version; a redelivery repeats both.
     identity = [type_, bucket, key, time, *(described.get(n) for n in ("sequencer", "versionId", "eTag"))]
-    return Event(digest(json.dumps(identity).encode()), type_, bucket, key, time, alone)
+    return Event(digest(json_text(identity).encode()), type_, bucket, key, time, alone)
 
 
 def _partition(key: str) -> dict[str, str]:

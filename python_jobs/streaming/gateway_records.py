@@ -18,6 +18,7 @@ import jsonschema_rs
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import full_timestamp
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.core.yaml_files import read_yaml
 
@@ -193,7 +194,7 @@ class Rule:
         at, limit = _moment(value), _moment(bound)
         if at is None or limit is None:
             name, side = (self.field, value) if at is None else (self.not_after, bound)
-            return f"{name}: {json.dumps(side, default=str)} is no timestamp with date, hour and minute"
+            return f"{name}: {json_text(side, default=str)} is no timestamp with date, hour and minute"
         is_late = (at - limit).total_seconds() > self.tolerance_seconds
         return f"{self.field}: {value} is after {self.not_after}, {limit.isoformat()}" if is_late else None
 
@@ -261,7 +262,7 @@ def _reasons(
     validator: jsonschema_rs.Validator, rules: Sequence[Rule], record: Record, now: dt.datetime
 ) -> list[str]:
     if record.repeated:
-        return [f"the name {json.dumps(name)} is there twice" for name in record.repeated]
+        return [f"the name {json_text(name)} is there twice" for name in record.repeated]
     if not isinstance(record.value, dict):
         return [f"a record must be a JSON object, got {_kind(record.value)}"]
     reasons: list[str] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import filelock
 
 from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.whole_files import write_whole
 from python_jobs.streaming.gateway_records import Message
 
@@ -71,7 +71,7 @@ class Fallback:
 
 def line_of(message: Message) -> str:
     """Return the line of a fallback file."""
-    return json.dumps(
+    return json_text(
         {
             "key": message.key,
             "value": message.value,

@@ -7,6 +7,7 @@ import datetime as dt
 import pytest
 
 from python_jobs.shared.core.dates import dates_between, days_before, parse_date
+from python_jobs.shared.core.failures import WrongUse
 
 
 def test_a_date_is_read_as_it_is_written() -> None:
@@ -25,6 +26,12 @@ def test_days_are_counted_over_the_ends_of_months_and_years() -> None:
     assert days_before("2024-03-01", 1) == "2024-02-29"
     assert days_before("2024-03-01", 0) == "2024-03-01"
     assert days_before("2023-12-31", -1) == "2024-01-01"
+
+
+@pytest.mark.parametrize(("date", "days"), [("0001-01-01", 1), ("9999-12-31", -1), ("2024-03-01", 10**9)])
+def test_a_date_outside_of_the_years_is_refused(date: str, days: int) -> None:
+    with pytest.raises(WrongUse, match=r"outside of the years 1 to 9999|too long"):
+        days_before(date, days)
 
 
 def test_both_ends_are_among_the_dates_between() -> None:

@@ -8,10 +8,12 @@ import time
 
 import pytest
 
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.intervals import (
     Interval,
+    duration,
     from_micros,
+    moved,
     parse_time,
     partition_folder,
     previous_run_time,
@@ -106,3 +108,50 @@ def test_a_time_outside_of_the_years_is_refused(text: str) -> None:
     assert parse_time(f"{text[:16]}+00").year in (1, 9999)
     with pytest.raises(WrongUse, match=f"^'{re.escape(text)}' is outside of the years 1 to 9999 in UTC$"):
         parse_time(text)
+
+
+FIRST, LAST = dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, tzinfo=dt.UTC)
+
+
+def test_a_moved_time_or_date_stays_within_the_years_that_python_has() -> None:
+    assert moved(LAST, dt.timedelta(minutes=59)) == dt.datetime(9999, 12, 31, 23, 59, tzinfo=dt.UTC)
+    assert moved(dt.date(2024, 3, 1), dt.timedelta(days=-1)) == dt.date(2024, 2, 29)
+    for moment, by, sentence in (
+        (LAST, dt.timedelta(hours=36), "1.5 days after 9999-12-31T23:00:00+00:00"),
+        (FIRST, dt.timedelta(days=-1), "1 days before 0001-01-01T00:00:00+00:00"),
+        (dt.date(9999, 12, 31), dt.timedelta(days=1), "1 days after 9999-12-31"),
+    ):
+        message = f"the time {sentence} is outside of the years 1 to 9999; give another time or duration"
+        with pytest.raises(WrongUse, match=f"^{re.escape(message)}$"):
+            moved(moment, by)
+
+
+def test_a_duration_is_not_longer_than_python_s() -> None:
+    assert duration("milliseconds", 1500) == dt.timedelta(seconds=1.5)
+    assert duration("days", 999_999_999).days == 999_999_999
+    for count, text in ((1_000_000_000, "1e+09"), (float("inf"), "inf")):
+        message = f"{text} days are too long; a duration has at most 999999999 days"
+        with pytest.raises(WrongUse, match=f"^{re.escape(message)}$"):
+            duration("days", count)
+
+
+def test_microseconds_outside_of_the_years_are_refused() -> None:
+    last = to_micros(LAST) + 3_600_000_000 - 1
+    assert from_micros(last) == dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+    assert from_micros(to_micros(FIRST)) == FIRST
+    for micros in (last + 1, to_micros(FIRST) - 1, 2**62):
+        message = (
+            f"the time {micros} (microseconds since 1970) is outside of the years 1 to 9999; correct it at "
+        )
+        message += "its source"
+        with pytest.raises(DataRefused, match=f"^{re.escape(message)}$"):
+            from_micros(micros)
+
+
+def test_an_interval_up_to_the_last_hour_splits_and_the_last_one_is_refused() -> None:
+    late = Interval(LAST - dt.timedelta(hours=2), LAST)
+    assert [part.end for part in late.split("hour")] == [LAST - dt.timedelta(hours=1), LAST]
+    with pytest.raises(
+        WrongUse, match=r"1 days after 9999-12-31T00:00:00\+00:00 is outside of the years 1 to 9999"
+    ):
+        list(late.split("day"))

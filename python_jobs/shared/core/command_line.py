@@ -5,8 +5,6 @@ A frozen dataclass of parameters becomes the flags; the report is the last line 
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,12 +15,10 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsin
 from python_jobs.shared.core.failures import (
     JobFailed,
 )
+from python_jobs.shared.core.json_text import json_text
 
 Parameters = TypeVar("Parameters")
 Report = Mapping[str, Any]
-
-# What Python says of a date, a time or a duration that is too large for it.
-_OUT_OF_RANGE = r"^(?:date value|year .*|timestamp|days=.*) (?:is )?(?:out of range|must have magnitude)"
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -83,8 +79,7 @@ def program_outcome(
 ) -> tuple[int, str | None]:
     """Run a program; return its exit code and its report as one line of JSON, None if it failed.
 
-    Of a known failure, and of a time that no date can hold, a sentence is printed on standard error; any other failure
-    is raised.
+    Of a known failure its sentence is printed on standard error; any other failure is raised.
     """
     try:
         parameters, report_path = parse_parameters(parameters_class, argv)
@@ -92,12 +87,7 @@ def program_outcome(
     except JobFailed as failure:
         print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
         return failure.exit_code, None
-    except (OverflowError, ValueError) as failure:
-        if not re.search(_OUT_OF_RANGE, str(failure)):
-            raise
-        print(f"JobFailed: a time is outside of the years 1 to 9999 ({failure})", file=sys.stderr)
-        return JobFailed.exit_code, None
-    line = json.dumps(report, default=str, ensure_ascii=False)
+    line = json_text(report, default=str, ensure_ascii=False)
     if report_path:
         Path(report_path).write_text(line + "\n", encoding="utf-8")
     return 0, line

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import re
 
+from python_jobs.shared.core.intervals import duration, moved
+
 _DAY = dt.timedelta(days=1)
 # Python also reads 20241231 and the weeks of 2024-W52-2.
 _TEXT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -25,8 +27,12 @@ def parse_date(text: str) -> dt.date:
 
 
 def days_before(date: str, days: int) -> str:
-    """Return the date that many days earlier."""
-    return (parse_date(date) - days * _DAY).isoformat()
+    """Return the date that many days earlier.
+
+    Raises:
+        WrongUse: it is outside of the years 1 to 9999.
+    """
+    return moved(parse_date(date), duration("days", -days)).isoformat()
 
 
 def dates_between(first: str, last: str) -> list[str]:

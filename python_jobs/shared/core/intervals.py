@@ -6,8 +6,9 @@ import datetime as dt
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse
 
 _TIME_TEXT = re.compile(r"[0-9TWZ :.,+-]+")
 # As in macros/shared/times.sql.
@@ -15,8 +16,11 @@ _FULL_TIMESTAMP = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T](?:[01][0-9]|2[0-3]):[0-9]{2}(?::[0-9]{2}(?:[.][0-9]{1,6}0*)?)?"
     r"(?: ?(?:Z|[+-](?P<offset_hours>[0-9]{2})(?::?(?P<offset_minutes>[0-9]{2}))?))?"
 )
+_DAY = dt.timedelta(days=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_UNITS = {"hour": dt.timedelta(hours=1), "day": dt.timedelta(days=1)}
+Moment = TypeVar("Moment", dt.date, dt.datetime)
+
+_UNITS = {"hour": dt.timedelta(hours=1), "day": _DAY}
 
 
 def parse_time(text: str) -> dt.datetime:
@@ -77,10 +81,47 @@ def to_micros(moment: dt.datetime) -> int:
 def from_micros(micros: int) -> dt.datetime:
     """Return the time in UTC from microseconds since 1970, as Spark's ``unix_micros`` returns them.
 
+    Spark's times reach further than Python's.
+
     >>> from_micros(1_500_000)
     datetime.datetime(1970, 1, 1, 0, 0, 1, 500000, tzinfo=datetime.timezone.utc)
+
+    Raises:
+        DataRefused: the time is outside of the years 1 to 9999.
     """
-    return _EPOCH + dt.timedelta(microseconds=micros)
+    try:
+        return _EPOCH + dt.timedelta(microseconds=micros)
+    except OverflowError:
+        raise DataRefused(
+            f"the time {micros} (microseconds since 1970) is outside of the years 1 to 9999; correct it at its source"
+        ) from None
+
+
+def moved(moment: Moment, by: dt.timedelta) -> Moment:
+    """Return the date or time that is later by a duration, or earlier by a negative one.
+
+    Raises:
+        WrongUse: it is outside of the years 1 to 9999.
+    """
+    try:
+        return moment + by
+    except OverflowError:
+        days = f"{abs(by) / _DAY:g} days {'before' if by < dt.timedelta() else 'after'}"
+        raise WrongUse(
+            f"the time {days} {moment.isoformat()} is outside of the years 1 to 9999; give another time or duration"
+        ) from None
+
+
+def duration(unit: str, count: float) -> dt.timedelta:
+    """Return a duration of so many units (``days``, ``hours``, ``minutes``, ``seconds``, ``milliseconds``).
+
+    Raises:
+        WrongUse: it is longer than 999,999,999 days.
+    """
+    try:
+        return dt.timedelta(**{unit: count})
+    except OverflowError:
+        raise WrongUse(f"{count:g} {unit} are too long; a duration has at most 999999999 days") from None
 
 
 def partition_folder(start: dt.datetime, grain: str) -> str:
@@ -116,5 +157,6 @@ class Interval:
         floor = {"minute": 0, "second": 0, "microsecond": 0} | ({"hour": 0} if unit == "day" else {})
         moment = self.start.replace(**floor)  # type: ignore[arg-type]
         while moment < self.end:
-            yield Interval(moment, moment + _UNITS[unit])
-            moment += _UNITS[unit]
+            end = moved(moment, _UNITS[unit])
+            yield Interval(moment, end)
+            moment = end

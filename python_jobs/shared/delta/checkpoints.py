@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import transaction_versions
 from python_jobs.shared.delta.tables import table_exists
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
@@ -59,7 +60,7 @@ def claim(
             f"the checkpoint '{checkpoint}' belongs to a query of another job; "
             "give this one another checkpoint folder"
         )
-    query_id = hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()[:16]
+    query_id = hashlib.sha256(json_text(contract, sort_keys=True).encode()).hexdigest()[:16]
     for table in () if start_over else appends_to:
         writers = transaction_versions(spark, table) if table_exists(spark, table) else {}
         if any(writer_id.startswith(query_id) for writer_id in writers):
@@ -69,7 +70,7 @@ def claim(
                 "allow the second append with --start_over true"
             )
     owner = {"format_version": FORMAT_VERSION, "writer_id": f"{query_id}-{uuid.uuid4()}", **contract}
-    if not folder.create_text(_FILE, json.dumps(owner)):
+    if not folder.create_text(_FILE, json_text(owner)):
         raise WrongUse(f"the checkpoint '{checkpoint}' was claimed by another run at this moment; run again")
     return str(owner["writer_id"])
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import JobFailed
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.tables import delta_snapshot, delta_table, table_exists, table_location
 from python_jobs.shared.spark.session import settings
@@ -211,7 +212,7 @@ def commit_note(user_metadata: str | None) -> dict[str, Any]:
 
 
 def _user_metadata(note: Mapping[str, Any] | None) -> str:
-    return json.dumps({"commit": str(uuid.uuid4()), **(note or {})})
+    return json_text({"commit": str(uuid.uuid4()), **(note or {})})
 
 
 def _create(

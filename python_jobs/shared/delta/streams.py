@@ -7,7 +7,6 @@ number as ``txnVersion``. So a repeated batch adds nothing to a table that alrea
 from __future__ import annotations
 
 import datetime as dt
-import json
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -25,6 +24,8 @@ from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import duration
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
@@ -39,12 +40,12 @@ def parse_duration(text: str) -> dt.timedelta:
     """Return the duration that a text such as ``10 minutes`` names.
 
     Raises:
-        WrongUse: the text is no duration, or the duration is zero.
+        WrongUse: the text is no duration, or the duration is zero or too long.
     """
     match = _DURATION.fullmatch(text)
     if match is None or int(match[1]) == 0:
         raise WrongUse(f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'")
-    return dt.timedelta(**{f"{match[2]}s": int(match[1])})
+    return duration(f"{match[2]}s", int(match[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def evaluated_once(rows: DataFrame) -> Iterator[DataFrame]:
 def batch_options(writer_id: str, batch_id: int, note: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return the writer options with which Delta writes a batch once, and stores ``note`` in the table's history."""
     options = {"txnAppId": writer_id, "txnVersion": str(batch_id)}
-    return options if note is None else options | {"userMetadata": json.dumps(note)}
+    return options if note is None else options | {"userMetadata": json_text(note)}
 
 
 def append(rows: DataFrame, table: str, options: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.core.intervals import duration
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.shared.spark.jvm import (
@@ -124,7 +125,7 @@ def table_size(spark: SparkSession, table: str) -> tuple[int, int]:
 def deleted_file_retention(spark: SparkSession, table: str) -> dt.timedelta:
     """Return how long the table keeps removed files before a vacuum may delete them (7 days by default)."""
     snapshot = delta_snapshot(spark, table)
-    return dt.timedelta(milliseconds=tombstone_retention_milliseconds(spark, snapshot))
+    return duration("milliseconds", tombstone_retention_milliseconds(spark, snapshot))
 
 
 def retention_properties(days: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.failures import JobFailed, WrongUse
 from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.json_text import json_text
 
 FORMAT_VERSION = 1
 _VERSION = re.compile(r"\d{8}_\d{6}")
@@ -43,7 +44,7 @@ class Manifest:
         files = [
             {name: value for name, value in asdict(file).items() if value is not None} for file in self.files
         ]
-        return json.dumps(
+        return json_text(
             {"format_version": FORMAT_VERSION, "version": self.version, "files": files}, indent=1
         )
 

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
 from python_jobs.shared.files.readiness_names import MARKER, UPKEEP
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
@@ -39,7 +40,7 @@ class Marker:
 
     def write_beside(self, name: str, content: dict[str, Any]) -> None:
         """Write a small file into the folder. It is empty for a moment: readers look at markers by their name."""
-        self._folder.write_text(name, json.dumps(content | {"format_version": FORMAT_VERSION}) + "\n")
+        self._folder.write_text(name, json_text(content | {"format_version": FORMAT_VERSION}) + "\n")
 
 
 @contextmanager

@@ -9,7 +9,6 @@ say it; in CSV an empty field is NULL.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.files.csv_records import (
     FIELDS,
     FILE,
@@ -105,7 +105,7 @@ def source_identity(parameters: FileSource, files: Sequence[SourceFile]) -> str:
     how = [parameters.source, parameters.format, parameters.schema, parameters.delimiter]
     how += [parameters.null_marker] if parameters.null_marker else []
     content = [(file.file_path, file.size, file.modified_at) for file in files]
-    return hashlib.sha256(json.dumps([how, content]).encode()).hexdigest()
+    return hashlib.sha256(json_text([how, content]).encode()).hexdigest()
 
 
 def read_files(spark: SparkSession, parameters: FileSource, files: Sequence[SourceFile]) -> DataFrame:

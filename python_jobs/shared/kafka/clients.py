@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
+from python_jobs.shared.kafka.topic_ids import require_same_topic
 
 Answer = TypeVar("Answer")
 
@@ -96,12 +97,42 @@ def partition_count(client: Mapping[str, Any], topic: str) -> int:
     return len(topics[topic].partitions)
 
 
+class WatchedTopic:
+    """A topic with its id as of the start, for readers that notice when it is deleted and recreated.
+
+    Args:
+        client: settings of the client.
+        topic: name of an existing topic.
+        way_out: what a reader of the old topic can do, the end of the sentence.
+    """
+
+    def __init__(self, client: Mapping[str, Any], topic: str, way_out: str) -> None:
+        self.topic, self._way_out = topic, way_out
+        self._admin = AdminClient(dict(client))  # kept: its answers are lost when it is freed
+        self.id = self._current_id()
+
+    def _current_id(self) -> str:
+        asked = TopicCollection([self.topic])
+        found = patiently(lambda: self._admin.describe_topics(asked)[self.topic].result(ANSWER_SECONDS))
+        # librdkafka writes an id with + and /, Kafka's own clients and tools with - and _.
+        return str(found.topic_id).replace("+", "-").replace("/", "_")
+
+    def require_known(self, known: Collection[str]) -> None:
+        """Refuse positions that are kept with other ids than this topic's."""
+        require_same_topic(self.topic, known, self.id, self._way_out)
+
+    def require_unchanged(self) -> None:
+        """Refuse to go on if the topic was deleted and recreated since the start."""
+        require_same_topic(self.topic, {self.id}, self._current_id(), self._way_out)
+
+    def position(self, topic: str, partition: int, offset: int) -> TopicPartition:
+        """Return a group's position for a commit; it also holds this topic's id."""
+        return TopicPartition(topic, partition, offset, metadata=self.id)
+
+
 def topic_id(client: Mapping[str, Any], topic: str) -> str:
     """Return what tells a topic that is there from one that was deleted and recreated under its name."""
-    admin = AdminClient(dict(client))  # kept by name: its answers die with it
-    asked = TopicCollection([topic])
-    found = patiently(lambda: admin.describe_topics(asked)[topic].result(ANSWER_SECONDS))
-    return str(found.topic_id)
+    return WatchedTopic(client, topic, "").id
 
 
 def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
@@ -129,9 +160,37 @@ def patiently(ask: Callable[[], Answer], passes: Callable[[KafkaError], bool] = 
 
 def committed_offsets(consumer: Consumer, topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """Return the position of the consumer's group in each partition that has one."""
+    return {found.partition: found.offset for found in _committed(consumer, topic, partitions)}
+
+
+def positions_of_topic(
+    consumer: Consumer, topic: str, partitions: Sequence[int], source: WatchedTopic, fail_on_data_loss: bool
+) -> dict[int, int | None]:
+    """Return the position of the consumer's group in each partition that has one, None for one in an older topic.
+
+    Args:
+        consumer: client of the group.
+        topic: topic under whose name the group keeps the positions.
+        partitions: partitions to look up.
+        source: topic in which the positions are; a position without an id was set by another program, and is taken.
+        fail_on_data_loss: whether a position in an older topic of the source's name is refused.
+
+    Raises:
+        DataRefused: a position belongs to an older topic, and ``fail_on_data_loss`` is set.
+    """
+    positions: dict[int, int | None] = {}
+    for found in _committed(consumer, topic, partitions):
+        is_known = found.metadata in (None, "", source.id)
+        if fail_on_data_loss and not is_known:
+            source.require_known({str(found.metadata)})
+        positions[found.partition] = found.offset if is_known else None
+    return positions
+
+
+def _committed(consumer: Consumer, topic: str, partitions: Sequence[int]) -> list[TopicPartition]:
     asked = [TopicPartition(topic, partition) for partition in partitions]
     answers = patiently(lambda: consumer.committed(asked, ANSWER_SECONDS))
-    return {found.partition: found.offset for found in answers if found.offset != OFFSET_INVALID}
+    return [found for found in answers if found.offset != OFFSET_INVALID]
 
 
 def offset_range(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:

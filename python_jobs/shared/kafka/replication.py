@@ -29,11 +29,12 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.kafka.clients import (
     ANSWER_SECONDS,
+    WatchedTopic,
     client_settings,
-    committed_offsets,
     offset_range,
     partition_count,
     passes,
+    positions_of_topic,
     surviving_offset,
     topic_setting,
 )
@@ -99,7 +100,8 @@ class Replicator:
         Raises:
             NotReady: no broker answers, or a topic doesn't exist.
             WrongUse: the target can't be a replica.
-            DataRefused: the next records are gone, or the target holds records but no position is known.
+            DataRefused: the next records are gone, the source was recreated, or the target holds records but no
+                position is known.
         """
         self.parameters = parameters
         name = f"{self.role}.{parameters.source_topic}"
@@ -107,6 +109,12 @@ class Replicator:
         target = client_settings(parameters.target_bootstrap_servers, parameters.target_settings)
         self._partitions = partition_count(source, parameters.source_topic)
         self._check_target(target, partition_count(target, parameters.target_topic))
+        with _one_sentence(parameters):
+            self._source = WatchedTopic(
+                source,
+                parameters.source_topic,
+                "copy the new topic behind the old one's records with --fail_on_data_loss false",
+            )
 
         self._consumer = Consumer(
             source
@@ -208,17 +216,21 @@ class Replicator:
     def _start(self) -> None:
         """Find the offset at which each partition continues."""
         topic, target = self.parameters.source_topic, self.parameters.target_topic
-        committed = committed_offsets(self._positions, target, range(self._partitions))
+        committed = positions_of_topic(
+            self._positions, target, range(self._partitions), self._source, self.parameters.fail_on_data_loss
+        )
         for partition in range(self._partitions):
-            if partition not in committed:
-                if self._has_records(TopicPartition(target, partition)) and not self.parameters.start_over:
+            position = committed.get(partition)
+            if position is None:
+                is_new = partition not in committed and not self.parameters.start_over
+                if is_new and self._has_records(TopicPartition(target, partition)):
                     raise DataRefused(
                         f"target {target}/{partition} holds records and no position is known (it expired, or "
                         "another program wrote the records): copy all again with start_over, or use an empty topic"
                     )
                 self._next[partition], _ = offset_range(self._consumer, TopicPartition(topic, partition))
             else:
-                self._next[partition] = committed[partition]
+                self._next[partition] = position
                 self._next[partition] = self._surviving(partition)
 
     def _has_records(self, partition: TopicPartition) -> bool:
@@ -294,10 +306,18 @@ class Replicator:
         self._failure = self._failure or error
 
     def _commit(self) -> None:
-        """Commit the records and the position after them in one transaction."""
+        """Commit the records and the position after them in one transaction.
+
+        Raises:
+            DataRefused: the source was recreated; the records of the transaction may be of either topic.
+        """
+        self._source.require_unchanged()
         with _within(_COMMIT_SECONDS):
             self._producer.send_offsets_to_transaction(
-                [TopicPartition(self.parameters.target_topic, p, offset) for p, offset in self._next.items()],
+                [
+                    self._source.position(self.parameters.target_topic, p, offset)
+                    for p, offset in self._next.items()
+                ],
                 self._positions.consumer_group_metadata(),
                 _COMMIT_SECONDS,
             )

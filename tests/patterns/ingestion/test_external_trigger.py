@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,13 +39,14 @@ from python_jobs.ingestion.external_trigger_http import (
 from python_jobs.ingestion.run_registry import Run, RunRegistry
 from python_jobs.ingestion.trigger_events import Event, Filter, Poison, read_envelope
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.kafka import Broker, Record
 from services.processes import free_port
 from tests.support.airflow_api import AirflowApi, running_airflow_api
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippets
+from tests.support.topics import recreate
 
 PAGE = "docs/ingestion.md"
 HERE = "tests/patterns/ingestion/test_external_trigger.py"
@@ -688,8 +690,8 @@ def test_a_stopped_trigger_takes_up_its_runs_and_two_on_one_registry_are_refused
 
 @contextlib.contextmanager
 def consuming(trigger: Trigger, kafka: Kafka) -> Iterator[None]:
-    stopping, consumer = threading.Event(), external_trigger.consumer_of(kafka)
-    thread = threading.Thread(target=external_trigger.consume, args=(consumer, trigger, stopping))
+    stopping, (consumer, watched) = threading.Event(), external_trigger.consumer_of(kafka)
+    thread = threading.Thread(target=external_trigger.consume, args=(consumer, watched, trigger, stopping))
     thread.start()
     try:
         yield
@@ -729,6 +731,30 @@ def test_messages_are_committed_after_they_are_kept(
         assert len(trigger.registry.dead_letters()) == 1
 
 
+@pytest.mark.kafka
+def test_a_recreated_topic_ends_the_program_and_another_group_reads_it_from_its_first_message(
+    tmp_path: Path, broker: Broker, topic: str
+) -> None:
+    kafka = Kafka(broker.bootstrap_servers, topic)
+    broker.produce(topic, [Record(envelope(record("a")))] * 2)
+    stopping, (consumer, old) = threading.Event(), external_trigger.consumer_of(kafka)
+    refused = f"the topic {topic} was deleted and recreated: .* run again with another group"
+    with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
+        recreate(broker, topic, [Record(envelope(record(sequencer=f"{number}"))) for number in range(3)])
+        with pytest.raises(DataRefused, match=refused):
+            external_trigger.consume(consumer, old, trigger, stopping)
+        assert trigger.registry.runs() == []
+        # As if the topic had been recreated between the check and the commit.
+        with contextlib.closing(
+            Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": kafka.group})
+        ) as client:
+            client.commit(offsets=[old.position(topic, 0, 2)], asynchronous=False)
+        with pytest.raises(DataRefused, match=refused):
+            external_trigger.consumer_of(kafka)
+        with consuming(trigger, replace(kafka, group="another")):
+            until(lambda: len(trigger.registry.runs()) == 3)
+
+
 class Messages:
     """A consumer that gives each of some bodies, or errors, once."""
 
@@ -741,7 +767,10 @@ class Messages:
         first = self.given.pop(0)
         is_error = isinstance(first, KafkaError)
         return SimpleNamespace(
-            error=lambda: first if is_error else None, value=lambda: None if is_error else first
+            error=lambda: first if is_error else None,
+            value=lambda: None if is_error else first,
+            partition=lambda: 0,
+            offset=lambda: 0,
         )
 
     def commit(self, **_: Any) -> None:
@@ -751,6 +780,9 @@ class Messages:
         self.closed = True
 
 
+UNWATCHED = SimpleNamespace(topic="t", require_unchanged=lambda: None, position=TopicPartition)
+
+
 def test_malformed_messages_are_kept_and_the_consumer_goes_on(tmp_path: Path) -> None:
     messages = Messages(
         KafkaError(KafkaError._TRANSPORT), b'{"eventName":1}', b"[" * 100_000, envelope(record(key=5)),  # type: ignore[arg-type]
@@ -758,7 +790,7 @@ def test_malformed_messages_are_kept_and_the_consumer_goes_on(tmp_path: Path) ->
     )  # fmt: skip
     stopping = threading.Event()
     with Handler(tmp_path, shell("load", "exit 0")).running() as trigger:
-        arguments: Any = (messages, trigger, stopping)
+        arguments: Any = (messages, UNWATCHED, trigger, stopping)
         thread = threading.Thread(target=external_trigger.consume, args=arguments)
         thread.start()
         until(lambda: messages.commits == 4)
@@ -783,7 +815,7 @@ def test_a_consumer_that_ends_ends_the_program(
         raise OSError("no space left on device")
 
     messages = Messages(fault)
-    monkeypatch.setattr(external_trigger, "consumer_of", lambda kafka: messages)
+    monkeypatch.setattr(external_trigger, "consumer_of", lambda kafka: (messages, UNWATCHED))
     monkeypatch.setattr(RunRegistry, "accept", full)
     parameters = Parameters(
         registry=str(tmp_path), workloads=[shell("a", "")], port=0, kafka=Kafka("127.0.0.1:1", "t")

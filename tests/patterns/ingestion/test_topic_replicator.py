@@ -23,6 +23,7 @@ from services.kafka import Broker, Record
 from services.processes import free_port
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 
 pytestmark = pytest.mark.kafka
 PAGE = "docs/ingestion.md"
@@ -197,6 +198,27 @@ def test_expired_records_stop_the_replica_unless_it_may_go_on(
         replicate(parameters())
     assert replicate(parameters(fail_on_data_loss=False))["records"] == 1
     assert [m.value() for m in replica(broker, target, 9)].count(b"next") == 1
+
+
+def test_a_recreated_source_is_refused_even_if_it_has_more_records(
+    broker: Broker, pair: Any, parameters: Any
+) -> None:
+    source, target = pair
+    assert replicate(parameters())["records"] == 8
+    new = [Record(f"new {number}".encode(), partition=number % 2) for number in range(20)]
+    refused = f"the topic {source} was deleted and recreated: .* with --fail_on_data_loss false$"
+    with contextlib.closing(Replicator(parameters(until_end=False))) as running:
+        recreate(broker, source, new, partitions=2)
+        with pytest.raises(DataRefused, match=refused):
+            running.run(threading.Event())
+    with pytest.raises(DataRefused, match=refused):
+        replicate(parameters())
+    assert len(broker.records(target)) == 8
+    assert replicate(parameters(fail_on_data_loss=False))["records"] == 20
+    assert Counter(message.value() for message in replica(broker, target, 28)[-10:]) == Counter(
+        record.value for record in new if record.partition == 1
+    )
+    assert replicate(parameters())["records"] == 0
 
 
 def test_records_of_unknown_origin_in_the_target_stop_the_start(
