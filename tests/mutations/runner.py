@@ -2,9 +2,9 @@
 
 A mutation (`tests/mutations/<family>.yml`) is `{id, file, find, replace, test}`: the text `find`, which
 occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself.
-Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing. A
-mutation is noticed by a failed assertion or an error raised on purpose; one whose code can't run is `BROKEN` (see
-tests/mutations/failures.py).
+Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing.
+tests/mutations/failures.py lists the errors that count as noticed, such as a failed assertion, and the runner prints
+which one it was. A mutation whose test fails in another way is `BROKEN`: its code can't run.
 
     python -m tests.mutations.runner                             all
     python -m tests.mutations.runner --sample 3 [--seed DATE]    a few, other ones each day
@@ -119,14 +119,15 @@ def _place(test: str) -> tuple[str, int]:
 
 def _noticed(mutation: Mutation) -> bool:
     code, output, failures = run_tests([mutation.test], mutation)
-    noticed = code == TEST_FAILED and any(failure.notices for failure in failures)
+    reasons = sorted({failure.counts_as for failure in failures if failure.counts_as})
+    noticed = code == TEST_FAILED and bool(reasons)
     errors = ", ".join(sorted({failure.error for failure in failures}))
     if noticed:
-        print(f"noticed   {mutation.id} ({errors})", flush=True)
+        print(f"noticed   {mutation.id} ({errors}: {', '.join(reasons)})", flush=True)
     elif code == 0:
         print(f"SURVIVED  {mutation.id}: {mutation.test} stayed green", flush=True)
     elif code == TEST_FAILED:
-        print(f"BROKEN    {mutation.id}: only its code fails ({errors})\n{output}", flush=True)
+        print(f"BROKEN    {mutation.id}: no error of its test counts ({errors})\n{output}", flush=True)
     else:
         print(f"BROKEN    {mutation.id}: pytest's exit code is {code}\n{output}", flush=True)
     return noticed

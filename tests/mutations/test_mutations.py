@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from python_jobs.shared.core.failures import WrongUse
 from tests.mutations import runner
-from tests.mutations.failures import FailureKind
+from tests.mutations.failures import FailureKind, Frame, counts_as
 from tests.mutations.runner import Mutation, committed_mutations, sample
 from tests.support.pytest_ids import REPOSITORY
 
 ONE = Mutation("m-1", "code.py", "a < b", "a <= b", "tests/test_code.py::test_less")
 
 
-FAILED = FailureKind(ONE.test, "AssertionError", "assert 1 == 2")
+FAILED = FailureKind(ONE.test, "AssertionError", "assert 1 == 2", "a failed assertion")
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_consecutive_samples_go_round() -> None:
 @pytest.mark.parametrize(
     ("codes", "passed", "said"),
     [
-        ([0, 1], True, "noticed   m-1 (AssertionError)"),
+        ([0, 1], True, "noticed   m-1 (AssertionError: a failed assertion)"),
         ([0, 0], False, "SURVIVED  m-1: tests/test_code.py::test_less stayed green"),
         ([0, 2], False, "BROKEN    m-1: pytest's exit code is 2"),
         ([1], False, "the tests must be green without a mutation"),
@@ -109,41 +110,101 @@ def test_only_a_red_test_after_a_green_one_counts(
     assert said in capsys.readouterr().out
 
 
+OURS = Frame("python_jobs/shared/delta/merge.py", "merge.execute()")
+A_TEST = Frame("tests/test_code.py", "job.run(spark)")
+PYSPARK = Frame("/venv/lib/site-packages/pyspark/errors/exceptions/captured.py", "raise converted from None")
+DBT_TEST = "users: fail: Got 3 results, configured to fail if != 0"
+
+
+class DbtFailed(AssertionError):
+    """Stands for the class of tests/support/dbt_project.py, which imports Spark."""
+
+
+def error_of(name: str, module: str, text: str, **attributes: object) -> BaseException:
+    """Return an error of a class of this name and module."""
+    return type(name, (Exception,), {"__module__": module, **attributes})(text)
+
+
+def of_spark(name: str, condition: str | None, text: str = "") -> BaseException:
+    """Return an error of Spark with its condition."""
+    return error_of(
+        name,
+        "pyspark.errors.exceptions.captured",
+        text or f"[{condition}] x",
+        getCondition=lambda _: condition,
+    )
+
+
 @pytest.mark.parametrize(
-    ("error", "message", "notices"),
+    ("error", "frames", "reason"),
     [
-        ("AssertionError", "assert 'x' == 'TypeError: y'", True),
-        ("Failed", "DID NOT RAISE <class 'WrongUse'>", True),
-        ("WrongUse", "attempts must be 1 or more, got 0", True),
-        ("DbtFailed", "users: error: Compilation Error `period` must be a date, got 'struct'", True),
-        ("NameError", "name 'x' is not defined", False),
-        ("TypeError", "run() missing 1 required argument", False),
-        ("AttributeError", "no attribute", False),
-        ("ModuleNotFoundError", "No module named 'x'", False),
-        ("Py4JJavaError", "An error occurred while calling o1.x", False),
-        ("UndefinedError", "'x' is undefined", False),
-        ("DbtFailed", "users: error: Compilation Error in model users\n  'keys' is undefined", False),
+        (AssertionError("assert 'x' == 'TypeError: y'"), [], "a failed assertion"),
+        (pytest.fail.Exception("DID NOT RAISE <class 'WrongUse'>"), [], "a failed assertion"),
+        (pytest.fail.Exception("x"), [Frame("tests/a.py", "pytest.fail('x')")], "a failed assertion"),
+        (WrongUse("attempts must be 1 or more, got 0"), [PYSPARK], "an error of ours"),
+        (ValueError("x"), [Frame("python_jobs/a.py", "raise ValueError(")], "an error of ours"),
+        (ConnectionError("x"), [OURS, Frame("tests/a.py", "raise ConnectionError")], "an error of ours"),
+        (DbtFailed("a: error: Compilation Error\n  lakehouse_patterns: got []"), [], "a sentence of our macros"),
+        (DbtFailed(DBT_TEST), [], "a failed dbt test"),
+        (DbtFailed("a: error: Runtime Error\n  [CAST_INVALID_INPUT] x"), [], "Spark's CAST_INVALID_INPUT"),
+        (error_of("DbtRuntimeError", "dbt_common.x", "lakehouse_patterns: got []"), [], "a sentence of our macros"),
+        (of_spark("AnalysisException", "NO_TABLE"), [A_TEST, OURS, PYSPARK], "Spark's NO_TABLE"),
+        (of_spark("NumberFormatException", "CAST_INVALID_INPUT"), [A_TEST, PYSPARK], "Spark's CAST_INVALID_INPUT"),
+        (error_of("UniqueViolation", "psycopg.errors", "twice", sqlstate="23505"), [OURS], "an error of psycopg"),
+    ],
+)  # fmt: skip
+def test_an_error_that_counts_says_why(error: BaseException, frames: list[Frame], reason: str) -> None:
+    assert counts_as(error, frames) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "frames"),
+    [
+        (pytest.fail.Exception("Timeout (>300.0s)"), []),
+        (NameError("name 'x' is not defined"), [Frame("python_jobs/a.py", "raise Absent(x)")]),
+        (TypeError("run() missing 1 required argument"), [OURS]),
+        (KeyError("x"), [OURS]),
+        (ValueError("not enough values to unpack"), [OURS]),
+        (OSError("x"), [Frame("/venv/lib/x.py", "raise OSError(")]),
+        (error_of("Py4JJavaError", "py4j.protocol", "An error occurred while calling o1.x"), [OURS]),
+        (error_of("UndefinedError", "jinja2.exceptions", "'x' is undefined"), []),
         (
-            "AssertionError",
-            "Traceback (most recent call last):\n  File x\nNameError: name 'x'\nassert 1 == 0",
-            False,
+            DbtFailed(
+                "users: error: Compilation Error in model users\n  'keys' is undefined. This can happen"
+            ),
+            [],
         ),
-        ("StreamingQueryException", "py4j: Traceback\n  File x\nbuiltins.TypeError: x\n", False),
-        ("DbtFailed", "users: error: [PARSE_SYNTAX_ERROR] Syntax error at or near 'x'", False),
+        (
+            DbtFailed("a: error: Compilation Error\n  macro 'dbt_macro__x' takes no keyword argument 'nope'"),
+            [],
+        ),
+        (DbtFailed("users: error: [PARSE_SYNTAX_ERROR] Syntax error at or near 'x'"), []),
+        (AssertionError("Traceback:\n  File x\nNameError: name 'x'\nassert 1 == 0"), []),
+        (of_spark("StreamingQueryException", "STREAM_FAILED", "py4j:\nbuiltins.TypeError: x\n"), [OURS]),
+        (of_spark("ParseException", "PARSE_SYNTAX_ERROR"), [OURS]),
+        (of_spark("AnalysisException", None, "no condition"), [OURS]),
+        (of_spark("AnalysisException", "TABLE_OR_VIEW_NOT_FOUND"), [A_TEST, PYSPARK]),
+        (error_of("UndefinedColumn", "psycopg.errors", "no x", sqlstate="42703"), [OURS]),
+        (error_of("UniqueViolation", "psycopg.errors", "twice", sqlstate="23505"), [A_TEST]),
     ],
 )
-def test_code_that_can_not_run_notices_nothing(error: str, message: str, notices: bool) -> None:
-    assert FailureKind(ONE.test, error, message).notices is notices
+def test_no_other_error_counts(error: BaseException, frames: list[Frame]) -> None:
+    assert counts_as(error, frames) == ""
+
+
+def test_the_sql_of_a_macro_may_fail_in_the_test_that_runs_it() -> None:
+    error = of_spark("AnalysisException", "UNRESOLVED_COLUMN")
+    assert counts_as(error, [A_TEST, PYSPARK], renders=True) == "Spark's UNRESOLVED_COLUMN"
 
 
 def test_a_mutation_whose_code_can_not_run_is_broken(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answers = iter([(0, "", []), (1, "the trace", [FailureKind(ONE.test, "NameError", "name 'c'")])])
+    answers = iter([(0, "", []), (1, "the trace", [FailureKind(ONE.test, "NameError", "name 'c'", "")])])
     monkeypatch.setattr(runner, "REPOSITORY", repository)
     monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: next(answers))
     assert runner.run([ONE]) is False
-    assert "BROKEN    m-1: only its code fails (NameError)\nthe trace" in capsys.readouterr().out
+    assert "BROKEN    m-1: no error of its test counts (NameError)\nthe trace" in capsys.readouterr().out
 
 
 def test_the_copy_is_mutated_and_the_tree_is_not() -> None:
@@ -158,5 +219,8 @@ def test_the_copy_is_mutated_and_the_tree_is_not() -> None:
     before = (runner.REPOSITORY / mutation.file).read_text()
     assert runner.run_tests([mutation.test])[0] == 0
     code, _, failures = runner.run_tests([mutation.test], mutation)
-    assert (code, [failure.error for failure in failures]) == (runner.TEST_FAILED, ["AssertionError"])
+    assert code == runner.TEST_FAILED
+    assert [(failure.error, failure.counts_as) for failure in failures] == [
+        ("AssertionError", "a failed assertion")
+    ]
     assert (runner.REPOSITORY / mutation.file).read_text() == before
