@@ -2,7 +2,8 @@
 
 A line a module, sorted: `"tests/test_job.py": {"test": [12.0, "2026-11-29"]}`. The tier is `test` (what `make test`
 runs) or `rest` (what only `make test-all` runs), the seconds are those of a calm machine with two significant digits,
-the date is the day of the last run. A record is written on purpose only:
+the date is the day of the last run. An empty date says that the seconds were measured and the day isn't known: CI
+orders the module by its seconds, and its rotation treats it as one that waits. A record is written on purpose only:
 
     pytest --record tests/durations.json
 """
@@ -20,7 +21,7 @@ CALM_SECONDS = 0.7  # of the loop below, on a calm machine
 Unit = tuple[str, str]
 """A test module, from the repository's root, and the tier: the tests that are scheduled together."""
 Record = dict[Unit, tuple[float, str]]
-"""The seconds on a calm machine, and the day of the last run (`2026-11-29`), of each unit."""
+"""The seconds on a calm machine, and the day of the last run (`2026-11-29`, empty if unknown), of each unit."""
 
 
 def machine_factor() -> float:

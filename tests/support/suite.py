@@ -143,7 +143,7 @@ class Suite:
             terminalreporter.section("not run, or not to the end, for lack of time")
             for module, tier, last in self._plan["units"]:
                 if (module, tier) in self._not_run:
-                    terminalreporter.write_line(f"{last or 'never':10}  {module} ({tier})")
+                    terminalreporter.write_line(f"{last or 'unknown':10}  {module} ({tier})")
 
 
 class _UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]

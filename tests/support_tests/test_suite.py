@@ -109,7 +109,7 @@ def test_after_the_deadline_nothing_starts_and_the_run_says_what(
     record.unlink()
     outcomes, output = suite("-n", workers, "--plan", str(plan), "--record", str(record))
     assert "passed" not in outcomes
-    assert "never       test_marked.py (test)\n2026-11-20  test_last.py (test)\n" in output
+    assert "unknown     test_marked.py (test)\n2026-11-20  test_last.py (test)\n" in output
     assert durations.read(record) == {}
 
 

@@ -46,6 +46,23 @@ def test_a_unit_without_a_record_is_due() -> None:
     assert ("tests/test_09.py", "rest") in ci.order(EVERY, record, frozenset(), DAY)[:SHARE]
 
 
+def test_seconds_without_a_day_give_an_order_and_no_turn() -> None:
+    record = recorded() | {("tests/test_09.py", "test"): (500.0, ""), ("tests/test_11.py", "rest"): (1.0, "")}
+    found = ci.order(EVERY, record, frozenset(), DAY)
+    assert found.index(("tests/test_09.py", "test")) == 0, "due, and the longest"
+    assert ("tests/test_11.py", "rest") in found[:SHARE], "due, as if it had never run"
+    ran = {("tests/test_11.py", "rest"): (1.0, "2026-11-20")}
+    assert durations.merged(record, ran)["tests/test_11.py", "rest"] == (1.0, "2026-11-20"), (
+        "a day is newer than none"
+    )
+
+
+def test_the_record_knows_nearly_all_modules_of_make_test() -> None:
+    record = durations.read(ROOT / durations.RECORD)
+    known = [unit in record for unit in ci.units() if unit[1] == "test"]
+    assert sum(known) >= 0.8 * len(known)
+
+
 def test_a_change_that_affects_most_takes_no_turn_of_others() -> None:
     record = recorded({"27": "2026-11-01"})
     most = frozenset(module for module, _ in EVERY[:-2])
