@@ -1,4 +1,4 @@
-"""What readers gain from a compacted table, and what Compactor costs beside a bare OPTIMIZE.
+"""What readers gain from a compacted table, and what Compactor costs compared with a bare OPTIMIZE.
 
 The table is a stream's: a file every ten minutes for thirty days, in partitions of a day.
 """

@@ -1,6 +1,6 @@
 """The main job as one hand-written PySpark script: what somebody would write who needs these tables once.
 
-It reads everything, writes every table anew and keeps no promise beyond that: no rerun, no increment, no correction, no
+It reads everything, rewrites every table and keeps no promise beyond that: no rerun, no increment, no correction, no
 audit. The baseline of benchmarks/main_job.py.
 
     spark-submit benchmarks/hand_written_main_job.py LANDING LAKEHOUSE

@@ -88,7 +88,7 @@ class Comparison:
     note: str = ""
     """What a reader must know to read the numbers."""
     facts: Callable[[], dict[str, Any]] = dict
-    """Called after the last run: evidence beside the times (files rewritten, a plan's `ReadSchema`)."""
+    """Called after the last run: evidence in addition to the times (files rewritten, a plan's `ReadSchema`)."""
 
 
 @dataclass

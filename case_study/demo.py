@@ -226,7 +226,7 @@ def run_steps(
 def summarise(
     seconds: dict[str, float], report: dict[str, Any], absent: list[str], last_seconds: dict[str, float]
 ) -> None:
-    """Print the report's numbers, the steps' times beside those of the last complete run, and further commands."""
+    """Print the report's numbers, the steps' times with those of the last complete run, and further commands."""
     if report:
         for table in ("lines", "delays", "tables"):
             print("\n" + tabulate(report[table], headers="keys", tablefmt="simple"))

@@ -37,7 +37,7 @@ PROJECT = (
 )
 
 READ = {".sql", ".yml", ".yaml", ".csv", ".md", ".py", ".conf", ".properties", ".txt"}
-"""Suffixes of the project's own files there: Python leaves its compiled ones beside them."""
+"""Suffixes of the project's own files there; Python's compiled files have other suffixes."""
 
 
 @dataclass(frozen=True)

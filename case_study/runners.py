@@ -104,7 +104,7 @@ class OneSession:
         except SystemExit as ended:
             return Outcome(int(ended.code or 0))  # wrong parameters, which the parser has printed
         except Exception:
-            # Of a process, Python prints the trace and ends with 1.
+            # As for a process: Python prints the trace and ends with 1.
             traceback.print_exc()
             return Outcome(1)
 

@@ -237,7 +237,7 @@ def visit_events(spark: SparkSession, params: Parameters) -> DataFrame:
 def visit_line_plan(spark: SparkSession, params: Parameters) -> DataFrame:
     """Return one row for each line: the event, its ``copy`` (0 is the first delivery), content and folder.
 
-    ``verdict`` is the line's outcome in the precedence. Of the lines of a corrected event the first has the verdict
+    ``verdict`` is the line's outcome in the precedence. The first line of a corrected event has the verdict
     ``kept``, although another line may win: only the numbers matter. ``is_counted`` is true if the line shows its
     event's imperfection.
     """

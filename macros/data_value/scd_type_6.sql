@@ -1,5 +1,5 @@
 {#-
-    SCD Type 6 (1 + 2 + 3): beside what held at the time of each version, what holds today and what held before.
+    SCD Type 6 (1 + 2 + 3): each version has its own values, today's values and the values before it.
 
     Both are computed when the versions are read, from the versions alone. Stored, each change would have to rewrite all
     versions of its key, and a run that died between two of them would leave two answers to what holds today.

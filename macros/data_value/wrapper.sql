@@ -1,5 +1,5 @@
 {#-
-    Wrapper: the original record untouched, computed values beside it, and no doubt which is which.
+    Wrapper: the original record stays untouched, and the computed values are stored apart from it.
 
     Every layout is a view of one normal form, a row of two structs, `raw` and `computed`; so a layout is one
     branch of `_wrapper_layout`, reading it back one branch of `_wrapper_normal`, and any way round returns the same

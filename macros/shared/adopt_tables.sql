@@ -6,7 +6,7 @@
 
     One statement looks for all the logs. A table has version 0 in its log until a checkpoint lets it be cleaned
     up, so either the one file or a checkpoint is there; the handler turns "none of the paths exists" (SQLSTATE
-    42K03) into no rows and nothing else: a path that may not be read must stop the run, not start a table anew.
+    42K03) into no rows and nothing else: a path that may not be read must stop the run, not create a new table.
 -#}
 
 {% macro adopt_tables() %}

@@ -1,6 +1,6 @@
 {#-
     Rows without a part of their key, or of what orders them, can't be told apart or put in order. Merger and SCD Type 2
-    refuse them or set them aside by the same rules, which their options give. NaN and infinity order nothing, they would
+    refuse or quarantine them by the same rules, which their options give. NaN and infinity order nothing, they would
     be the newest of all for ever: such a row is incomplete, too.
 
     {relation: the model's table, types: {column: data type}, partitions, key, nullable_key, sequence: lists of columns,
@@ -52,7 +52,7 @@
 
 {% macro refuse_incomplete(rules, alias, what) %}
     {%- set advice = {
-        'fail': 'correct the source, or set such ' ~ what ~ 's aside with on_null_key: quarantine',
+        'fail': 'correct the source, or quarantine such ' ~ what ~ 's with on_null_key: quarantine',
         'quarantine': 'it came while others were being quarantined, run the model again'
     } -%}
     raise_error(concat(
@@ -109,7 +109,7 @@ left anti join {{ lakehouse_patterns.quarantine_table(rules) }} as quarantine
 
 {% macro quarantine_incomplete(rules, batch) %}
     {#-
-        Sets incomplete rows aside, each once whatever the number of reruns, before the target is written. The merge
+        Writes incomplete rows to the quarantine table, once for any number of reruns, before the target is written. The merge
         then leaves out the rows that are in quarantine, not all incomplete ones: a row that comes in between stops
         the run instead of getting lost.
     -#}

@@ -117,7 +117,7 @@
 
 
 {% macro enable_features(relation, types) %}
-    {#- Of a table that is there, before it gets columns of such types. -#}
+    {#- Enable the table features that columns of these types need, before the existing table gets such columns. -#}
     {%- set features = lakehouse_patterns.features_of(types) -%}
     {%- if features -%}
         {%- set stored = lakehouse_patterns.table_properties(relation) -%}

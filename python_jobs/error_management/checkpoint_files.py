@@ -62,7 +62,7 @@ def require_durable(checkpoint: str) -> None:
         if path == folder or path.startswith(f"{folder}/"):
             raise WrongUse(
                 f"the checkpoint '{checkpoint}' lies in the temporary folder {folder}, and progress must outlive the "
-                "machine: take a folder beside the tables"
+                "machine: choose a folder next to the tables"
             )
 
 
@@ -201,7 +201,7 @@ def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
         return sorted(int(found) for found in folder.names(name) if found.isdigit())
 
     begun, committed = numbers("offsets"), numbers("commits")
-    # Of a query whose first batch has no commit mark the state is written again.
+    # While the first batch has no commit mark, the query writes its state again.
     has_state = bool(committed and numbers("state"))
     operators = tuple(_operators(spark, str(folder.root))) if has_state else ()
     return Checkpoint(offsets(begun), offsets(committed), operators)

@@ -68,7 +68,7 @@ def reject_rows(
         )
 
     create_table(spark, rejects, nullable(rejected(empty).schema))
-    # Of the source, too: another table under its name counts its versions from 0 again.
+    # The source's id is part of it: another table under the source's name counts its versions from 0 again.
     app_id = f"late_data_rejects/{table_id(spark, query.target)}/{table_id(spark, query.source)}"
     last = transaction_version(spark, rejects, app_id)
     if last is not None and last >= source_version:

@@ -1,7 +1,7 @@
 """State table of the Dynamic Late Data Integrator: a Delta table with one row for each date.
 
-The table is small (one row per day), and each change replaces it as a whole. Of two concurrent changes, the later is
-recomputed from the other's result.
+The table is small (one row per day), and each change replaces it as a whole. If two changes are
+concurrent, the later one is recomputed from the result of the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Replay and Backfill: computes past dates of a table anew from its source, in chunks that can be resumed.
+"""Replay and Backfill: recomputes past dates of a table from its source, in chunks that can be resumed.
 
 Problem: a rule was wrong for three months. The dates must be computed again with the new one while today's loads go on,
-a crash must not begin them all anew, and a source that has lost its old dates must not empty the target.
+a crash must not restart them all, and a source that has lost its old dates must not empty the target.
 
 - The query is a plain SELECT over ``{source}``, without any dates of its own: the job hands it the rows of one chunk of
   dates, and replaces these dates of the target by what it returns, in one commit (Data Overwrite). Rows for other dates
@@ -112,7 +112,7 @@ _NEVER_TWICE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters(ProcessingTimeParameters):
-    """Compute past dates of a table anew, in chunks that can be resumed."""
+    """Recompute past dates of a table, in chunks that can be resumed."""
 
     job_id: str
     """Name of the job; run again under it, the job goes on with what is pending or failed."""

@@ -12,7 +12,7 @@ the table that it overwrites. The old rows stay readable by their version until 
 Guarantee on plain files (``--target_format parquet``, ``json``, ``csv``, ``text``): the old files stay until the new
 files are complete. Spark's overwrite deletes first, so a failed job leaves an empty folder, and a query can't read the
 folder that it overwrites. This job writes the new files to a staging folder and swaps the folders by two renames, on a
-local or mounted file system. Of two runs on one folder, the second is refused.
+local or mounted file system. If two runs write one folder, the second is refused.
 
 Not guaranteed on plain files: after a crash between the two renames the slice is absent until the next run, which
 restores it first. A query that reads during the swap fails because its files are gone.

@@ -16,7 +16,7 @@ first, at a cost that doesn't depend on its size; on any other day it only loads
 ``--action freeze --units '["2023_44", "2023_45"]' --into 2023_11`` copies finished units into one table, in one
 transaction: readers see each row exactly once, and a later run for such a unit is refused.
 
-Of two runs of one target at once the second waits for the first.
+If two runs of one target are concurrent, the second waits for the first.
 
 Source: Data Engineering Design Patterns, chapter 4, Fast Metadata Cleaner.
 """

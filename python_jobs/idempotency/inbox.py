@@ -4,7 +4,7 @@ Problem: a worker looks up a message's id, processes the message and marks it as
 repeats the effect, and two workers that look up at once both apply it.
 
 Guarantee: the message's id and the effect are one transaction, and the id is written first. If anything fails, neither
-is stored. Of two workers with one id, the second waits for the first and then does nothing. An id is known for the
+is stored. If two workers have one id, the second waits for the first and then does nothing. An id is known for the
 horizon; a duplicate that comes later is a new message.
 
     with connect_by_environment() as connection:

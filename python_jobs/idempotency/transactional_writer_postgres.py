@@ -9,7 +9,7 @@ Connection and password come from libpq's environment (PGHOST, PGUSER, PGPASSFIL
 Guarantee: readers see nothing of a run before its commit and all of it afterwards. If a line of any file doesn't fit
 the table, nothing of any file is written. The same commit records the run in ``<target>__runs``: a rerun with the same
 files does nothing, and a rerun with corrected files merges them. Rows are merged by key, so a backfill duplicates no
-row. Of two processes with the same run the second waits for the first and then does nothing.
+row. If two processes have the same run, the second waits for the first and then does nothing.
 
 Each file is copied into a temporary staging table like the target, so that the target's own types check its lines. Of
 several lines with one key the last line of the last file is stored.

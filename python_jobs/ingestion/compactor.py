@@ -7,7 +7,7 @@ Guarantee: the rows are the same before, meanwhile and after. Delta tables (``--
 commit, marked as no change of data, so that streams replay nothing; readers and appends go on; against a writer
 that rewrites the same files the compaction gives way. Killed anywhere, the table is as it was. Raw Parquet and
 JSON lines: only datasets that readers find through a pointer (:mod:`python_jobs.shared.files.pointers`); the new
-files are staged beside the old ones, then the pointer moves; a dataset without a pointer is refused,
+files are staged next to the old ones, then the pointer moves; a dataset without a pointer is refused,
 and one that changed meanwhile keeps its files.
 
 What is worth it is the table's own policy. A partition is compacted when it holds ``min_small_files`` files
@@ -109,8 +109,8 @@ class Parameters(ProcessingTimeParameters):
     vacuum: bool = True
     """Whether daily mode removes the files that no version within the retention needs."""
     retention_hours: float | None = None
-    """For how long vacuum keeps removed files; by default as long as the table promises (168). Of a Delta table: 0
-    only, as its vacuum heeds delta.deletedFileRetentionDuration and no other number."""
+    """Hours for which vacuum keeps removed files; by default the table's own retention (168). A Delta table allows only
+    0 here, because its vacuum follows delta.deletedFileRetentionDuration."""
     allow_unsafe_retention: bool = False
     """Whether a retention below that is meant: no reader, stream, restore or open write needs older files."""
     measure_reads: bool = False

@@ -11,7 +11,7 @@
 
 A column that isn't listed doesn't leave. A listed column with the tag ``pii`` leaves only if it has a ``transform``.
 Nested fields are listed one by one, with Delta's names: ``element`` for the elements of an array, ``value`` for the
-values of a map. Of a map only the entries of ``keys`` leave. The case of names is ignored.
+values of a map. Only the entries of ``keys`` leave a map. The case of names is ignored.
 
 The macro ``transformation_replicator`` applies the same rules to the columns of a dbt YAML file.
 """

@@ -8,7 +8,7 @@ registry before it is acknowledged. Then threads start its runs, at most ``max_a
 and end when nothing is queued. A run is a local command (``spark-submit``, ``dbt build``), in the folder in which
 this program was started, or a DAG's run in Airflow.
 
-Unreadable records and runs that failed for good are dead letters. ``GET /dead-letters`` lists them, and
+Unreadable records, and runs whose attempts all failed, are dead letters. ``GET /dead-letters`` lists them, and
 ``POST /dead-letters/<id>/replay`` starts exactly one run for a dead letter.
 
 Source: Data Engineering Design Patterns, chapter 2, External Trigger.

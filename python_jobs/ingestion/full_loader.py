@@ -3,13 +3,13 @@
 Problem: nothing in a dataset tells what changed, so every run loads all of it. Written in place, readers find a
 part of it, or nothing when the load dies; and a source that came empty or cut replaces a good table.
 
-Guarantee: a run loads the dataset beside the public table, into ``<target>_<yyyymmdd>``, named after the logical date;
+Guarantee: a run loads the dataset into a staging table ``<target>_<yyyymmdd>``, named after the logical date;
 then it checks what was loaded (keys, NULLs, volume), and only then replaces the public table's rows, in one Delta
 commit. Readers see the version before or the new one. A load that fails, is killed or refused leaves the public table
 as it was; run it again, nothing needs cleaning.
 
 - **Way back**: ``--step expose --version 2024-01-01`` shows an older version again, after the same checks. The last
-  ``--keep_versions`` are kept; Delta's time travel on the public table works beside it.
+  ``--keep_versions`` are kept; Delta's time travel on the public table works, too.
 - **Backfill**: a run for a date before the exposed one loads its version and leaves the public table alone.
 - **Rerun**: files that have not changed since the version was loaded are not read again, and what is exposed
   already is not exposed again.
@@ -64,7 +64,7 @@ _VERSION = re.compile(r"\d{8}")
 
 @dataclass(frozen=True)
 class Parameters:
-    """Load a complete dataset beside the public table, check it, and expose it in one commit."""
+    """Load a complete dataset into a staging table, check it, and expose it in one commit."""
 
     source: str
     """File, or folder with its sub-folders, as its name is written; or jdbc:postgresql://host:port/database."""
@@ -95,9 +95,9 @@ class Parameters:
     max_shrink_percent: float = 50.0
     """A version that has so much fewer rows than the exposed one is not exposed; 100 allows it."""
     step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
-    """load: only beside; expose: show a loaded version, also an older one (the way back)."""
+    """Steps to run. load only stages a version; expose shows a loaded version, or an older one to go back."""
     keep_versions: int = 7
-    """How many versions stay for the way back, beside the exposed one."""
+    """Number of the newest versions that stay, to go back; the exposed one always stays."""
 
     def __post_init__(self) -> None:
         require_at_least(0, min_rows=self.min_rows)
@@ -123,7 +123,7 @@ class Parameters:
 
     @property
     def version_table(self) -> str:
-        """Where this version is loaded, beside the public table."""
+        """Return the path of this version's staging table."""
         return f"{self.target.rstrip('/')}_{self.version_name}"
 
     @property

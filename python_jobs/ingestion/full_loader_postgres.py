@@ -18,7 +18,7 @@ Readers find the view at every moment:
 The program requests the view's lock with a time limit and retries. A long query on the view delays the swap, but other
 readers never wait longer than the limit.
 
-Of two runs of one target at once the second waits for the first.
+If two runs of one target are concurrent, the second waits for the first.
 
 Source: Data Engineering Design Patterns, chapter 2, Full Loader.
 """

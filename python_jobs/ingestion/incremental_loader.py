@@ -150,12 +150,12 @@ class Parameters(ProcessingTimeParameters, BatchParameters):
 
     @property
     def ledger(self) -> str:
-        """The table of the files that were loaded, beside the target."""
+        """Return the path of the companion table that lists the loaded files."""
         return self.target.rstrip("/") + "_files"
 
     @property
     def unreadable(self) -> str:
-        """The table of the files that could not be read, beside the target."""
+        """Return the path of the companion table that lists the unreadable files."""
         return self.target.rstrip("/") + "_unreadable"
 
     def _floor(self, moment: dt.datetime) -> dt.datetime:
@@ -364,7 +364,7 @@ def new_and_changed(
 ) -> tuple[list[LandingFile], list[LandingFile]]:
     """Return the files that the ledger lacks, and those that it has with another size or modification time.
 
-    Spark compares; of the files that are loaded already, nothing comes to the driver.
+    Spark compares, and the driver gets no row of a file that is already loaded.
     """
     if ledger is None or not files:
         return list(files), []
@@ -559,7 +559,7 @@ def _load(
 
     Raises:
         NotReady: the files are not enough for a load.
-        UnreadFiles: files of the batch can't be read, and are to be set aside.
+        UnreadFiles: the batch has unreadable files, which the caller sets aside.
     """
     landing = Landing(spark, parameters.source)
     listed = landing.files(window_folders(landing, parameters))
@@ -650,7 +650,7 @@ def _load(
 
 @contextmanager
 def _unread_files_named(landing: Landing, batch: Sequence[LandingFile]) -> Iterator[None]:
-    """Raise UnreadFiles in place of a failure of the block that files of the batch have caused."""
+    """Raise UnreadFiles instead of the block's failure if files of the batch caused the failure."""
     try:
         yield
     except CONFLICTS:

@@ -5,7 +5,7 @@ call them: they must be able to check when to start.
 
 Guarantee: a partition (``date=…/hour=…``) is ready when it has the file ``_READY``. A run removes the marker first and
 writes it last, so a run that fails or is killed leaves a partition without marker. A partition without rows is written
-with its marker, too. So the next partition always comes to exist: consumers that rely on the naming convention wait
+with its marker, too. So the next partition is always created: consumers that rely on the naming convention wait
 for it.
 
 A late row comes after its partition was closed. ``event_column`` has the partition that the row belongs to,

@@ -339,7 +339,7 @@ def _with_row_function(rows: DataFrame, parameters: Parameters) -> DataFrame:
 
 
 def _replace_folder(spark: SparkSession, target: str, write: Callable[[str], None]) -> None:
-    """Write a folder aside and put it in the target's place; a reader finds the old one, none, or the new one."""
+    """Write a staging folder and rename it to the target; a reader finds the old folder, none, or the new one."""
     folder = HadoopFolder(spark, target)
     if folder.exists("_delta_log"):
         raise WrongUse(f"target {target} is a Delta table, not a folder of files")
@@ -353,7 +353,7 @@ def _replace_folder(spark: SparkSession, target: str, write: Callable[[str], Non
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Say what a user can mend in one sentence; anything else keeps its trace."""
+    """Raise an error that the user can repair as one sentence; any other error keeps its trace."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as failure:

@@ -39,7 +39,7 @@
     {%- do lakehouse_patterns.require_one_of('on_null_key', merger.on_null_key, ['fail', 'quarantine']) -%}
     {%- do lakehouse_patterns.require(
         merger.on_null_key == 'fail' or lakehouse_patterns.required_columns(merger),
-        'on_null_key: quarantine has nothing to set aside: every key column is under nullable_key, no sequence is given'
+        'on_null_key: quarantine has nothing to quarantine: every key column is under nullable_key, no sequence is given'
     ) -%}
     {%- do lakehouse_patterns.require(
         (merger.deletes == 'none') == (merger.is_deleted is none),

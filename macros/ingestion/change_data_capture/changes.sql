@@ -37,8 +37,8 @@ changes as (
     where op <> 't'
     {%- if batch.has_truncates %}
     union all
-    {# A truncate names no row: it deletes every key whose last change before it wasn't a deletion. Of several truncates
-       without a change of the key between them the first does. -#}
+    {# A truncate names no row: it deletes every key whose last change before it wasn't a deletion. If several
+       truncates have no change of the key between them, the first one deletes it. -#}
     select {{ (lakehouse_patterns.quoted_names(columns) + own) | join(', ') }}
     from (
         select

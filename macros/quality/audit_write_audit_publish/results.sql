@@ -74,8 +74,8 @@ from values
 
 {% macro _awap_companion(suffix, definitions=[]) %}
     {#-
-        A table beside the model's own. No node declares it: what dbt's cache lacks is made here, or registered again
-        from its path after the metastore was lost.
+        A companion table of the model. No node declares it: if dbt's cache lacks it, it is created here, or registered
+        again from its path after the metastore was lost.
     -#}
     {%- set relation = lakehouse_patterns.relation_beside(this, suffix) -%}
     {%- if load_relation(relation) is none -%}

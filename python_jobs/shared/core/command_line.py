@@ -79,7 +79,7 @@ def program_outcome(
 ) -> tuple[int, str | None]:
     """Run a program; return its exit code and its report as one line of JSON, None if it failed.
 
-    Of a known failure its sentence is printed on standard error; any other failure is raised.
+    The sentence of a known failure is printed on standard error; any other failure is raised.
     """
     try:
         parameters, report_path = parse_parameters(parameters_class, argv)

@@ -198,7 +198,7 @@ def retry_after(error: BaseException) -> float:
     """Return how many seconds the server asks to wait (``Retry-After``), 0 if it doesn't ask."""
     if isinstance(error, RateLimited):
         return error.retry_after
-    # requests keeps the answer beside its error; urllib's error is the answer.
+    # The error of requests has the answer as an attribute; the error of urllib is the answer.
     headers = getattr(getattr(error, "response", error), "headers", None) or {}
     asked = headers.get("Retry-After", "").strip()
     if asked.isascii() and asked.isdigit():

@@ -3,7 +3,7 @@
 MARKER = "_READY"
 """The file that makes a folder ready."""
 CHANGES = "_changes"
-"""The dataset's folder of notices about closed partitions that were made anew."""
+"""The dataset's folder of notices about closed partitions that were recreated."""
 UPKEEP = (
     "OPTIMIZE", "REORG", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "CHANGE COLUMN",
     "ADD CONSTRAINT", "DROP CONSTRAINT", "UPGRADE PROTOCOL", "COMPUTE STATS",

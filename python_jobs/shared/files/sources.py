@@ -83,7 +83,7 @@ class FileSource(Protocol):
 
     @property
     def null_marker(self) -> str:
-        """What a field of csv that is NULL holds, beside nothing."""
+        """Return the text that means NULL in a CSV field, as an empty field does."""
 
 
 def source_files(spark: SparkSession, parameters: FileSource) -> list[SourceFile]:

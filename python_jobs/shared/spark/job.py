@@ -61,8 +61,8 @@ def job_outcome(
 ) -> tuple[int, str | None]:
     """Run one job in the session that ``session`` gives, after its command line is read.
 
-    Returns its exit code and its report as one line of JSON, None if it failed. Of a known failure, its sentence is
-    printed on standard error; any other is raised.
+    Returns its exit code and its report as one line of JSON, None if it failed. The sentence of a known failure is
+    printed on standard error; any other failure is raised.
     """
 
     def run_on_spark(parameters: Parameters) -> Report:

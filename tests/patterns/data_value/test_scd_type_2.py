@@ -258,7 +258,7 @@ def test_a_change_without_key_or_time_is_refused(spark: SparkSession, render: Ma
     for change, column in ((NULL_KEY, "tenant"), (NO_TIME, "changed_at")):
         spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
         sentence = (
-            f"the batch of user_versions has a change with NULL in {column}; correct the source, or set such"
+            f"the batch of user_versions has a change with NULL in {column}; correct the source, or quarantine such"
         )
         with pytest.raises(Exception, match=sentence):
             spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
@@ -508,7 +508,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "null_time": (
         {},
-        "null_time has a change with NULL in at; correct the source, or set such",
+        "null_time has a change with NULL in at; correct the source, or quarantine such",
     ),
     "foreign_table": (
         {},

@@ -852,7 +852,7 @@ REFUSED = {
     ),
     "nothing_to_quarantine": (
         model("{'on_null_key': 'quarantine', 'nullable_key': 'id'}"),
-        "on_null_key: quarantine has nothing to set aside",
+        "on_null_key: quarantine has nothing to quarantine",
     ),
     "kept_key": (
         model("{'keep_on_null': 'id'}"),
