@@ -1,7 +1,7 @@
-"""What the last complete run of the main job left, so that a run builds only what has news.
+"""The state after the last complete run of the main job, so that a run builds only models with changed inputs.
 
-dbt decides itself what a model reads of its sources. What it can't see is that no source has changed: then it would
-look at each of them again. The versions of all Delta tables show it without Spark.
+dbt itself decides which rows a model reads from its sources. But dbt can't see that no source has changed, and would
+query each of them again. The versions of all Delta tables show this without Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 {#-
     Constraints of an enforced contract. dbt-spark sets `not null` on a column, which Delta refuses for one that is
-    nullable, as those of a query are: here it is a check constraint, which Delta enforces as well. What is missing is
-    added, so that a run repairs what one that died before left out.
+    nullable, as those of a query are: here it is a check constraint, which Delta enforces as well. Missing
+    constraints are added, so that a run repairs a table whose earlier run died.
 -#}
 
 {% macro persist_table_constraints(relation) %}

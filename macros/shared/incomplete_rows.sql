@@ -1,7 +1,7 @@
 {#-
-    Rows without a part of their key, or of what orders them, can't be told apart or put in order. Merger and SCD Type 2
-    refuse or quarantine them by the same rules, which their options give. NaN and infinity order nothing, they would
-    be the newest of all for ever: such a row is incomplete, too.
+    Rows without a part of their key can't be told apart, and rows without a part of their sequence can't be ordered. Merger and SCD Type 2
+    refuse or quarantine them by the same rules, which their options give. NaN and infinity would be the
+    newest value for ever, so a row with one of them is incomplete, too.
 
     {relation: the model's table, types: {column: data type}, partitions, key, nullable_key, sequence: lists of columns,
     is_deleted: column or none, on_null_key: fail or quarantine}

@@ -35,8 +35,8 @@
 
 {% macro _json_mark() %}
     {#-
-        Stands before the text of what was a number: a noncharacter of Unicode, which no text holds, as Spark's literals
-        and Java's patterns escape it.
+        The mark before a text that was a number in the JSON: a noncharacter of Unicode, which no text holds, escaped as in
+        Spark's literals and Java's patterns.
     -#}
     {{ return('\\ufdd0') }}
 {% endmacro %}

@@ -6,8 +6,8 @@
 
 {% macro default__logical_date() %}
     {#-
-        Of the run, never of the clock: a backfill says which day it is for. What only reads the SQL (compile, docs
-        generate, a linter) gets a day when none is given; what runs it is refused.
+        The logical date of the run, never the clock's: a backfill names its day. If none is given, a command that only
+        reads the SQL (compile, docs generate, a linter) gets a day, and a command that runs it is refused.
     -#}
     {%- set text = var('lakehouse_patterns_logical_date', none) or env_var('LOGICAL_DATE', '') -%}
     {%- if not execute -%}

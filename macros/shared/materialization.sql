@@ -1,5 +1,5 @@
 {#-
-    What the package's materializations have in common. Each of them runs so:
+    The steps that the package's materializations share. Each of them runs in this order:
 
     context = start_materialization(name)             what is asked of the model and of its table before any statement
     run_hooks(pre_hooks)

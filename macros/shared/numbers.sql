@@ -1,6 +1,6 @@
 {#-
     Numbers that are none: every comparison with NaN is false in Jinja and in Python, and in Spark's SQL NaN is above
-    every number and equal to itself. What judges a bound or takes the newest number asks here first.
+    every number and equal to itself. A macro that compares a bound or takes the newest number asks here first.
 -#}
 
 {% macro _is_finite(value) %}

@@ -43,13 +43,13 @@
 
 
 {% macro options(pattern) %}
-    {#- What the running model says of a pattern; none when it says nothing. -#}
+    {#- The running model's options of a pattern; none if it has none. -#}
     {{ return(lakehouse_patterns.options_in(config.get('meta'), pattern)) }}
 {% endmacro %}
 
 
 {% macro options_of(node, pattern) %}
-    {#- What a node of dbt's graph says of a pattern; none when it says nothing. -#}
+    {#- The options of a pattern of a node in dbt's graph; none if it has none. -#}
     {{ return(lakehouse_patterns.options_in(node.config.get('meta'), pattern)) }}
 {% endmacro %}
 

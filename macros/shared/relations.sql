@@ -63,7 +63,7 @@
 
 
 {% macro names_like(relation) %}
-    {#- Name to relation of what the catalog has under `<name>_…`. dbt's cache lacks what statements of ours made. -#}
+    {#- The relations of the catalog named `<name>_…`, by name; dbt's cache lacks the ones that our statements created. -#}
     {%- set found, prefix = {}, relation.identifier ~ '_' -%}
     {%- set like = lakehouse_patterns.text_literal(prefix ~ '*') -%}
     {%- for name in run_query(
@@ -96,7 +96,7 @@
 
 
 {% macro table_property(relation, name) %}
-    {#- The value, or none: asked for an absent one, Spark answers with a sentence in place of its value. -#}
+    {#- The property's value, or none; for an absent property Spark itself would return a sentence as its value. -#}
     {{ return(lakehouse_patterns.table_properties(relation).get(name)) }}
 {% endmacro %}
 

@@ -33,8 +33,8 @@
 
 {% macro _is_in_years(timestamp) %}
     {#-
-        Whether a timestamp is in the years 1 to 9999 in UTC. No `between`: Spark computes what it compares in every row,
-        whatever condition stands before it.
+        Whether a timestamp is in the years 1 to 9999 in UTC. No `between`: Spark computes its operand in every row, even
+        behind a condition that excludes the row.
     -#}
     {{ return(
         '(unix_micros(' ~ timestamp ~ ') >= -62135596800000000 and unix_micros(' ~ timestamp

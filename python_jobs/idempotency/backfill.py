@@ -1,13 +1,13 @@
 """Replay and Backfill: recomputes past dates of a table from its source, in chunks that can be resumed.
 
-Problem: a rule was wrong for three months. The dates must be computed again with the new one while today's loads go on,
-a crash must not restart them all, and a source that has lost its old dates must not empty the target.
+Problem: a rule was wrong for three months. The dates must be recomputed with the new rule while today's loads continue.
+A crash must not restart all dates, and a source that has lost its old dates must not empty the target.
 
-- The query is a plain SELECT over ``{source}``, without any dates of its own: the job hands it the rows of one chunk of
-  dates, and replaces these dates of the target by what it returns, in one commit (Data Overwrite). Rows for other dates
-  refuse the chunk.
-- All chunks read one version of the source, noted in the ledger with the chunks before any work. A job run again under
-  its ``--job_id`` does what is pending or failed, from that same version.
+- The query is a plain SELECT over ``{source}`` without any dates of its own. The job gives it the rows of one chunk of
+  dates, and replaces these dates of the target by the query's rows, in one commit (Data Overwrite). If the query
+  returns rows of other dates, the chunk is refused.
+- All chunks read one version of the source. The ledger records this version and the chunks before any work. A rerun
+  under the same ``--job_id`` computes the pending and failed chunks from the same version.
 - A chunk that fails doesn't stop the others. The job ends with its failures' exit code, and the ledger has the reason.
 - Refused, before anything is overwritten: a date whose source is empty or far smaller than the target (``--markers``
   tells a date without rows from one that is missing); new rows whose number, ``--totals`` or NULLs differ from the old
@@ -19,9 +19,9 @@ a crash must not restart them all, and a source that has lost its old dates must
 ``--action plan`` prints what a run would do and what it would refuse, and writes nothing; ``status`` prints chunks and
 percent from the ledger; ``abandon`` ends a job that will not be run again. All take the same other flags.
 
-Guarantee: each date is as the query makes it from the pinned version, or as it was; run twice, killed and run again, in
-any order of chunks, the rows are the same, which ``content_hash`` in the ledger shows. Other dates are not touched.
-Downstream tables don't follow: backfill them next, in the order of their lineage.
+Guarantee: each date has the query's rows from the pinned version, or the rows that it had before. The rows are the
+same after a second run, after a kill and a rerun, and in any order of chunks; ``content_hash`` in the ledger shows it.
+Other dates don't change. Downstream tables don't change either: backfill them next, in the order of their lineage.
 
 Cost: the query and one aggregate over its rows, which are kept on disk from the check to the write; when the run
 begins, one aggregate over the rows to be replaced and one count by date of the source; a small commit of the ledger a
@@ -102,8 +102,8 @@ NOTE = "backfill"
 
 # Their texts, and so their hashes, aren't stable.
 _UNSTABLE = re.compile(r"(^|[:<])(float|double|map<)")
-# Functions whose value is another one in the next run, as a plan names them. What depends on the order of rows
-# (first, collect_list) is not among them: sorted or in a window it doesn't.
+# Names in a plan of the functions whose value differs in the next run. Functions that depend on the order of rows
+# (first, collect_list) are not among them, because sorted rows or a window fix their order.
 _NEVER_TWICE = re.compile(
     r"expressions\.(Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|"
     r"Rand|Randn|RandStr|Uniform|Uuid|Shuffle|MonotonicallyIncreasingID|SparkPartitionID)\b"
@@ -285,7 +285,7 @@ class Backfill:
 
     @cached_property
     def old_profiles(self) -> dict[str, Profile]:
-        """What the target has of each date of the job when the run begins."""
+        """Return the profile of each of the job's dates in the target when the run begins."""
         chunks = self._params.chunks
         dates = between(identifier(self._params.partition_column), Chunk(chunks[0].first, chunks[-1].last))
         return self._profiles(read_table(self._spark, self._params.target).where(dates))
@@ -358,7 +358,7 @@ class Backfill:
         old = {date: self.old_profiles.get(date, NO_ROWS) for date in chunk.dates}
         missing = self.missing(chunk, {date: profile.rows for date, profile in old.items()})
         _refuse({date: [reason] for date, reason in missing.items()})
-        # What was checked is what is written.
+        # The rows are evaluated once, so that the checked rows are the written rows.
         with evaluated_once(self.rows(chunk)) as rows:
             new = self._profiles(rows)
             if strays := sorted(str(date or "NULL") for date in new.keys() - set(chunk.dates)):

@@ -1,26 +1,28 @@
-"""Compactor: merge a dataset's many small files into few, where that is worth it, and remove what is left over.
+"""Compactor: merge a dataset's many small files into few by a policy, and remove the files that become unused.
 
-Problem: a stream that syncs every few minutes leaves thousands of small files; readers then spend more time
-listing and opening files than reading them.
+Problem: a stream that syncs every few minutes leaves thousands of small files. Readers then spend more time on listing
+and opening files than on reading them.
 
-Guarantee: the rows are the same before, meanwhile and after. Delta tables (``--format delta``): one OPTIMIZE
-commit, marked as no change of data, so that streams replay nothing; readers and appends go on; against a writer
-that rewrites the same files the compaction gives way. Killed anywhere, the table is as it was. Raw Parquet and
-JSON lines: only datasets that readers find through a pointer (:mod:`python_jobs.shared.files.pointers`); the new
-files are staged next to the old ones, then the pointer moves; a dataset without a pointer is refused,
-and one that changed meanwhile keeps its files.
+Guarantee: the rows are the same before, during and after a run.
 
-What is worth it is the table's own policy. A partition is compacted when it holds ``min_small_files`` files
-below ``small_file_mb``, they make ``min_small_ratio`` of its files, ``where`` allows it and its newest file is
-``min_age_minutes`` old. ``mode`` says who does it: ``daily`` a scheduled run over all partitions, which also
-vacuums; ``inline`` the ingestion job after its write (:func:`after_write`), for the partitions of the commit with its
-``user_metadata``.
+- Delta tables (``--format delta``): one OPTIMIZE commit, marked as no change of data, so that streams replay nothing.
+  Readers and appends continue. If another writer rewrites the same files, the compaction fails and the writer
+  succeeds. A run that is killed leaves the table as it was.
+- Raw Parquet and JSON lines: only datasets that readers find through a pointer
+  (:mod:`python_jobs.shared.files.pointers`). The new files are staged next to the old ones, then the pointer moves. A
+  dataset without a pointer is refused, and a dataset that changed during the run keeps its files.
 
-Vacuum makes time travel to older versions, and streams that are further behind, impossible: a retention below the
+Each table has its own policy. A partition is compacted if it holds at least ``min_small_files`` files below
+``small_file_mb``, they are at least the share ``min_small_ratio`` of its files, ``where`` allows it, and its newest
+file is ``min_age_minutes`` old. ``mode daily`` is a scheduled run over all partitions, which also vacuums. ``mode
+inline`` belongs to the ingestion job, after its write (:func:`after_write`): it compacts the partitions of the commit
+with the job's ``user_metadata``.
+
+After a vacuum, time travel to older versions fails, and so do streams that are further behind. A retention below the
 table's own (``delta.deletedFileRetentionDuration``, 7 days) needs ``--allow_unsafe_retention true``.
 
-Cost: a query over the log decides; nothing is read when nothing is worth it. Otherwise the chosen partitions are
-read and written once (a raw dataset: all of it), and a vacuum lists the table's folders.
+Cost: one query over the log decides, and if no partition qualifies, nothing is read. Otherwise the chosen partitions
+are read and written once (a raw dataset: all of it), and a vacuum lists the table's folders.
 
     spark-submit python_jobs/ingestion/compactor.py --table lakehouse/bronze/bronze_visits \\
         --where "date < date'2024-03-02'"
@@ -97,22 +99,22 @@ class Parameters(ProcessingTimeParameters):
     where: str | None = None
     """SQL over the partition columns: only these partitions, such as the closed ones (date < date'2024-03-02')."""
     min_age_minutes: int = 0
-    """A partition whose newest file is younger is still being written and left alone."""
+    """Minimum age of a partition's newest file, in minutes; a younger partition is still being written and stays."""
     min_small_files: int = 4
-    """A partition with fewer small files is left alone."""
+    """Minimum number of small files in a partition that is compacted."""
     min_small_ratio: float = 0.5
-    """Least share of a partition's files that must be small."""
+    """Minimum share of small files in a partition that is compacted."""
     small_file_mb: float = 32
-    """A file below this size is small."""
+    """Size below which a file is small, in MB."""
     target_file_mb: float = 128
-    """Size up to which files are merged."""
+    """Size up to which files are merged, in MB."""
     vacuum: bool = True
     """Whether daily mode removes the files that no version within the retention needs."""
     retention_hours: float | None = None
     """Hours for which vacuum keeps removed files; by default the table's own retention (168). A Delta table allows only
     0 here, because its vacuum follows delta.deletedFileRetentionDuration."""
     allow_unsafe_retention: bool = False
-    """Whether a retention below that is meant: no reader, stream, restore or open write needs older files."""
+    """Whether a shorter retention is allowed, because no reader, stream, restore or open write needs older files."""
     measure_reads: bool = False
     """Whether to read the dataset before and after, for the report's seconds."""
 
@@ -151,13 +153,13 @@ class Parameters(ProcessingTimeParameters):
 
     @property
     def target_bytes(self) -> int:
-        """Size up to which files are merged."""
+        """Size up to which files are merged, in MB."""
         return int(self.target_file_mb * _MB)
 
 
 @dataclass(frozen=True)
 class State:
-    """What the report says of the dataset before and after."""
+    """The numbers of a dataset in the report, before or after the run."""
 
     files: int
     bytes: int

@@ -1,24 +1,24 @@
-"""Full Loader: take the complete dataset each time, and show it to readers as a whole or not at all.
+"""Full Loader: load the complete dataset each time; readers see all of it or nothing of it.
 
-Problem: nothing in a dataset tells what changed, so every run loads all of it. Written in place, readers find a
-part of it, or nothing when the load dies; and a source that came empty or cut replaces a good table.
+Problem: a dataset doesn't tell what changed in it, so every run loads all of it. If the load writes in place, readers
+find a part of the rows, or no rows after the load dies. An empty or incomplete source replaces a good table.
 
-Guarantee: a run loads the dataset into a staging table ``<target>_<yyyymmdd>``, named after the logical date;
-then it checks what was loaded (keys, NULLs, volume), and only then replaces the public table's rows, in one Delta
-commit. Readers see the version before or the new one. A load that fails, is killed or refused leaves the public table
-as it was; run it again, nothing needs cleaning.
+Guarantee: a run loads the dataset into a version table ``<target>_<yyyymmdd>``, named after the logical date. Then it
+checks the loaded rows (keys, NULLs, volume). Only then it replaces the public table's rows, in one Delta commit.
+Readers see the previous version or the new one. A load that fails, is killed or is refused leaves the public table as
+it was; run it again, nothing needs cleaning.
 
-- **Way back**: ``--step expose --version 2024-01-01`` shows an older version again, after the same checks. The last
+- **Rollback**: ``--step expose --version 2024-01-01`` shows an older version again, after the same checks. The last
   ``--keep_versions`` are kept; Delta's time travel on the public table works, too.
-- **Backfill**: a run for a date before the exposed one loads its version and leaves the public table alone.
-- **Rerun**: files that have not changed since the version was loaded are not read again, and what is exposed
-  already is not exposed again.
+- **Backfill**: a run for a date before the exposed one loads its version and doesn't change the public table.
+- **Rerun**: files that have not changed since the version was loaded are not read again. A version that is already
+  exposed is not exposed again.
 
-Files are read with the explicit schema that is passed, and fail the load at the first record that doesn't fit it
-exactly (:mod:`python_jobs.shared.files.sources`): Spark's readers would make NULLs of some, round others and drop what
-stands behind the first object of a line. A PostgreSQL table is read over one connection, as of one moment.
+The job reads files with the explicit schema, and fails at the first record that doesn't fit it exactly
+(:mod:`python_jobs.shared.files.sources`). Spark's own readers would turn some values into NULL, round others, and drop
+the text after the first object of a line. A PostgreSQL table is read over one connection, as of one moment.
 
-Cost: the dataset is written twice, and what was loaded is read twice more, the first time its key columns only. Nothing
+Cost: the dataset is written twice. The loaded rows are read twice more, the first time only their key columns. Nothing
 is collected to the driver.
 
     spark-submit python_jobs/ingestion/full_loader.py --source landing/devices/date=2024-01-01 --format json \\
@@ -64,7 +64,7 @@ _VERSION = re.compile(r"\d{8}")
 
 @dataclass(frozen=True)
 class Parameters:
-    """Load a complete dataset into a staging table, check it, and expose it in one commit."""
+    """Load a complete dataset into a version table, check it, and expose it in one commit."""
 
     source: str
     """File, or folder with its sub-folders, as its name is written; or jdbc:postgresql://host:port/database."""
@@ -77,13 +77,13 @@ class Parameters:
     format: Literal["json", "csv", "postgres"] = "json"
     """json: one record a line; csv: with a header, which must name the schema's columns in order."""
     key: list[str] | None = None
-    """Columns of which no two rows may have the same values, nor a NULL."""
+    """Columns that identify a row: no two rows have the same values, and none is NULL."""
     delimiter: str = ","
-    """Between the columns of csv."""
+    """Character between the columns of csv."""
     null_marker: str = ""
     """Text of a csv field that is NULL, such as NULL or \\N; an empty field is NULL in any case."""
     table: str | None = None
-    """What to read of PostgreSQL: a table, a view or (query) as name."""
+    """Source in PostgreSQL: a table, a view or (query) as name."""
     user: str | None = None
     """Database user."""
     password_env: str | None = None
@@ -91,9 +91,9 @@ class Parameters:
     password_file: str | None = None
     """File that holds the database password."""
     min_rows: int = 1
-    """Fewer rows are not exposed; 0 allows an empty dataset."""
+    """Minimum number of rows; a smaller version is not exposed, and 0 allows an empty dataset."""
     max_shrink_percent: float = 50.0
-    """A version that has so much fewer rows than the exposed one is not exposed; 100 allows it."""
+    """Maximum percentage of rows that a version may lose against the exposed one; 100 allows any loss."""
     step: Literal["load_and_expose", "load", "expose"] = "load_and_expose"
     """Steps to run. load only stages a version; expose shows a loaded version, or an older one to go back."""
     keep_versions: int = 7
@@ -123,7 +123,7 @@ class Parameters:
 
     @property
     def version_table(self) -> str:
-        """Return the path of this version's staging table."""
+        """Return the path or name of this version's table."""
         return f"{self.target.rstrip('/')}_{self.version_name}"
 
     @property

@@ -9,7 +9,7 @@ the source, its size and its modification time: unchanged it is skipped, changed
 the landing partition (yyyymmddhh) * 1000 + the load's number within the partition (from the thousandth load on,
 ordinal * 1,000,000 + number): it doesn't depend on the order in which hours are loaded. The commit carries a
 transaction number, for which two runs at once compete:
-the loser looks again at what is there and loads what is left.
+the run that loses lists the files again and loads the remaining ones.
 
 ``--min_files``, ``--min_bytes`` and ``--max_wait`` let small files wait until they are worth a load: schedule the job
 every minute, and a run before that exits with code 4. With ``--unreadable_files set_aside`` a corrupt file doesn't stop

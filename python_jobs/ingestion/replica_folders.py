@@ -252,7 +252,7 @@ class LocalFolder(Folder):
 
 def copy_bytes(source: FileIO, target: FileIO) -> None:
     """Copy all bytes of an open file to another open file, in the kernel if it can (some file systems share blocks)."""
-    # What the kernel refuses or leaves out (two file systems, an old kernel), and its errors, are left to the buffer.
+    # If the kernel refuses, fails or copies a part (two file systems, an old kernel), the loop below copies the rest.
     with suppress(AttributeError, OSError):
         while os.copy_file_range(source.fileno(), target.fileno(), _KERNEL_BYTES):
             pass

@@ -232,9 +232,9 @@ def _replicate_table(spark: SparkSession, parameters: Parameters, contract: Cont
 
 
 def _purge(spark: SparkSession, target: str, path: str, treatments: Mapping[str, str]) -> bool:
-    """Remove the files of older versions if these hold what doesn't leave in that form any more.
+    """Remove the files of older versions if they hold columns or values that may no longer leave.
 
-    What was purged is written down after the vacuum: a run killed in between leaves it to the next.
+    The purge is recorded after the vacuum: if a run is killed in between, the next run repeats it.
     """
     table = delta_table(spark, target)
     purged = int(table.detail().collect()[0]["properties"].get(_PURGED, -1))

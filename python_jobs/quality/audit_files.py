@@ -6,8 +6,8 @@ transformation then fails half-way or, worse, publishes less than it should.
 Guarantee: every problem of every file is named in one error (exit code 3), the first invalid line with its
 number; nothing is written. The files and lines are those that the loaders take
 (:mod:`python_jobs.shared.files.file_sets`), and the rule for a JSON line is theirs: exactly one object, or blank, which
-is no record. A file that can't be unpacked or read has a problem like any other. What a line says is not audited here:
-that is the second audit's work, on the transformed rows.
+is no record. A file that can't be unpacked or read has a problem like any other. The content of a line is not audited
+here: the second audit does that, on the transformed rows.
 
 Cost: sizes come from the listing; lines are read once, and once more for each file that can't be read. After 20 such
 files the job audits no others.

@@ -134,7 +134,7 @@
 
 
 {% macro _scd2_require_typed(history) %}
-    {#- What `changes` keeps: Delta has no NULL without a type inside of an array. -#}
+    {#- The columns that `changes` keeps need a type: Delta stores no untyped NULL inside of an array. -#}
     {%- set kept = {history.sequence: history.sequence_type} if history.sequence else {} -%}
     {%- do kept.update(history.untracked) -%}
     {%- for name, type in kept.items() -%}

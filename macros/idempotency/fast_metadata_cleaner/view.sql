@@ -1,7 +1,7 @@
 {#- Fast Metadata Cleaner: the view that readers use. -#}
 
 {% macro _units_expose(view, tables, node=none) %}
-    {#- What a frozen table holds is shown from there alone, whether its units are dropped yet or not. -#}
+    {#- Frozen rows are shown from the frozen table alone, even if the tables of their units are not dropped yet. -#}
     {%- set frozen = tables.values() | selectattr('is_frozen') | map(attribute='units') | sum(start=[]) -%}
     {%- set shown = [] -%}
     {%- for name, table in tables.items() if table.is_frozen or name not in frozen -%}

@@ -5,7 +5,7 @@
 
 {% macro _merger_look_up(merger, batch, target) %}
     {#-
-        What the merge must know beforehand. `partitions`: for each column of prune_by what the batch holds, as SQL:
+        Facts that the merge needs beforehand. `partitions`: the batch's values of each column of prune_by, as SQL:
         {column: {literals: none when there are too many, minimum, maximum, has_null}}, read in one pass over these
         columns alone, which also tells whether the batch `is_empty`. `may_be_stale`: whether a stored row may be as new
         as one of the batch.

@@ -14,8 +14,8 @@
 {% endmacro %}
 
 {% macro default__change_data_capture_flags(relation, columns, key) %}
-    {#- What isn't a column of the result lives in structs (`cdc`, `texts`, `typed`), whose fields can't meet the names of
-        the source's columns. -#}
+    {#- Helper values are fields of structs (`cdc`, `texts`, `typed`), so that their names can't meet the names of the
+        source's columns. -#}
     {%- set columns = lakehouse_patterns._cdc_columns(columns, key) -%}
     {%- set key = lakehouse_patterns.as_list(key) -%}
     {%- set sources = columns.values() | map(attribute='from') | list -%}

@@ -90,8 +90,8 @@
 {% endmacro %}
 
 {#-
-    What a list, a map or a struct holds is read one by one, as each may be in Debezium's notation; one that is no value
-    makes the whole none. A list of one element stands for a variable: Spark would parse the text again for each use.
+    The elements of a list, a map or a struct are read one by one, because each may have Debezium's notation. One element
+    that is no value makes the whole value none. A list of one element stands for a variable: Spark would parse the text again for each use.
 -#}
 
 {% macro _cdc_array(text, item_type, unit) %}

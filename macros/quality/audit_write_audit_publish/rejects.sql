@@ -40,7 +40,7 @@
             select *
             {%- endif %}
             from ({{ lakehouse_patterns._awap_judged_rows(scope, findings) }})
-            {#- What the audit found tells already that there are none: no second scan. #}
+            {#- If the audit found no rejects, no second scan is needed. #}
             where {{ 'size(lakehouse_patterns_rejected_by) > 0' if findings.has_rejects else 'false' }}
         {%- endcall -%}
     {%- endif -%}

@@ -1,7 +1,7 @@
 """Manifests: which files make up one version of a dataset, for readers of stores that have no views.
 
-A manifest is one small JSON object. It is written once, after the files and in a step of its own, so that a failure
-there reloads nothing; readers take the files that it lists, and no others.
+A manifest is one small JSON object. It is written once, after the files and in a step of its own, so that a failure of
+this step reloads nothing. Readers read only the files that it lists.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Manifest:
         """Return a stored manifest.
 
         Raises:
-            WrongUse: it is none, or one of a later format.
+            WrongUse: the text is no manifest, or has another format.
         """
         try:
             content = json.loads(text)
@@ -64,14 +64,14 @@ class Manifest:
             raise WrongUse(f"{place} is no manifest: {type(failure).__name__} {failure}") from None
 
     def require_complete(self, sizes: Mapping[str, int], place: str) -> None:
-        """Require that each file is there as it was listed.
+        """Require that each listed file exists with its listed size.
 
         Args:
-            sizes: bytes by path of what is there; more than the manifest lists may be.
-            place: of the files, for the sentence.
+            sizes: bytes of each existing file by its path; files that the manifest doesn't list are allowed.
+            place: place of the files, for the error.
 
         Raises:
-            JobFailed: one is missing or has another size.
+            JobFailed: a file is missing or has another size.
         """
         wrong = [file.path for file in self.files if sizes.get(file.path) != file.size]
         if wrong:
@@ -82,7 +82,7 @@ class Manifest:
 
 
 def version_of(started_at: str | None) -> str:
-    """Return the name of the version that a run makes: its start to the second, by default now.
+    """Return the name of a run's version: the run's start to the second, by default now.
 
     >>> version_of("2024-01-01T10:15")
     '20240101_101500'
@@ -91,7 +91,7 @@ def version_of(started_at: str | None) -> str:
 
 
 def require_version(text: str | None, step: str) -> None:
-    """Refuse what :func:`version_of` can't have returned, and a version where a run makes its own."""
+    """Refuse a text that :func:`version_of` can't have returned, and a version in a step that names its own."""
     if text is not None and not _VERSION.fullmatch(text):
         raise WrongUse(f"a version is a run's start such as 20240101_101500, got '{text}'")
     if text is not None and step != "expose":
@@ -99,10 +99,10 @@ def require_version(text: str | None, step: str) -> None:
 
 
 def newest_or(wanted: str | None, there: Sequence[str], target: str) -> str:
-    """Return the version that was asked for, by default the newest.
+    """Return the wanted version, by default the newest.
 
     Raises:
-        WrongUse: it is not there.
+        WrongUse: the version doesn't exist.
     """
     if not there or wanted not in (None, *there):
         raise WrongUse(
@@ -112,7 +112,7 @@ def newest_or(wanted: str | None, there: Sequence[str], target: str) -> str:
 
 
 def taken(version: str, target: str) -> JobFailed:
-    """Return the failure of a run that would write to a version that is there."""
+    """Return the error of a run whose version already exists."""
     return JobFailed(
         f"there is a version {version} of {target} already, by a run of the same second; it stays as it is, run again"
     )

@@ -63,7 +63,7 @@ def parse_schema(ddl: str) -> StructType:
 
 
 class FileSource(Protocol):
-    """What says where a dataset is and how its files are read; see :class:`Parameters`."""
+    """The place of a dataset and the options that read its files; see :class:`Parameters`."""
 
     @property
     def source(self) -> str:

@@ -131,7 +131,7 @@ class WatchedTopic:
 
 
 def topic_id(client: Mapping[str, Any], topic: str) -> str:
-    """Return what tells a topic that is there from one that was deleted and recreated under its name."""
+    """Return the id that differs between a topic and one that was recreated under its name."""
     return WatchedTopic(client, topic, "").id
 
 

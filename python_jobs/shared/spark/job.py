@@ -130,7 +130,7 @@ def known_failure(failure: Exception, parameters: object = None) -> JobFailed | 
 
 
 RECORD_REFUSED = "record refused: "
-"""What the message of ``raise_error`` starts with where a query meets a record that may not pass."""
+"""Start of the message of ``raise_error`` when a query meets a refused record."""
 
 
 def unreadable_file(failure: Exception) -> str | None:

@@ -77,8 +77,8 @@ def first_line(failure: Exception) -> str:
 def failure_of_users_sql(failure: Exception, parameters: object) -> JobFailed | None:
     """Return an error in the user's own SQL as one sentence; None if the error isn't Spark's, or in SQL of ours.
 
-    SQL is the user's if it is in the parameters, or in a file that one of them names. What Spark can't analyze is wrong
-    use; what fails at a value, and what the SQL refuses itself (``raise_error``), is refused data.
+    SQL is the user's if it is in the parameters, or in a file that one of them names. SQL that Spark can't analyze is
+    wrong use. A failure at a value, and a refusal by the SQL itself (``raise_error``), is refused data.
     """
     if not dataclasses.is_dataclass(parameters):
         return None

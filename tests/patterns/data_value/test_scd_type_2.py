@@ -257,9 +257,7 @@ NO_TIME = ("u1", 1, "basic", 1, 1, None, 1, False)
 def test_a_change_without_key_or_time_is_refused(spark: SparkSession, render: MacroRenderer) -> None:
     for change, column in ((NULL_KEY, "tenant"), (NO_TIME, "changed_at")):
         spark.createDataFrame([change], FEED).createOrReplaceTempView("bad_change")
-        sentence = (
-            f"the batch of user_versions has a change with NULL in {column}; correct the source, or quarantine such"
-        )
+        sentence = f"the batch of user_versions has a change with NULL in {column}; correct the source, or quarantine"
         with pytest.raises(Exception, match=sentence):
             spark.sql(render("_scd2_rows", history=HISTORY, batch="bad_change")).collect()
 
@@ -508,7 +506,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "null_time": (
         {},
-        "null_time has a change with NULL in at; correct the source, or quarantine such",
+        "null_time has a change with NULL in at; correct the source, or quarantine",
     ),
     "foreign_table": (
         {},
