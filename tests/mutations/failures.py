@@ -26,6 +26,7 @@ OUR_PACKAGES = {"python_jobs", "case_study", "tools"}
 STORES = {"psycopg", "confluent_kafka", "cimpl", "botocore"}
 """Packages of clients whose errors count if our code sent the query; `cimpl` is confluent_kafka's."""
 # In a text that an assertion, Spark or dbt passes on: the last line of a program's trace, and Jinja's and Spark's own.
+UNPARSABLE = "[PARSE_SYNTAX_ERROR]"
 BROKEN_TEXT = re.compile(
     r"^(?:E +)?(?:\w+\.)*(?:NameError|UnboundLocalError|TypeError|ImportError|AttributeError): "
     r"|'[\w.]+' is undefined(?:\.|$)|\[PARSE_SYNTAX_ERROR\]",
@@ -61,6 +62,11 @@ class FailureKind:
     message: str
     counts_as: str
     """Why the error says that the behaviour is wrong; empty if it says only that the code can't run."""
+
+    def reason(self, *, unparsable: bool) -> str:
+        """Return why the error counts; ``unparsable`` if SQL that can't be parsed counts, too."""
+        is_syntax = unparsable and UNPARSABLE in self.message
+        return self.counts_as or ("SQL that can't be parsed" if is_syntax else "")
 
 
 def counts_as(error: BaseException, frames: Sequence[Frame], *, renders: bool = False) -> str:

@@ -1,7 +1,8 @@
 """Applies committed mutations one by one and requires the test that each names to turn red.
 
 A mutation (`tests/mutations/<family>.yml`) is `{id, file, find, replace, test}`: the text `find`, which
-occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself.
+occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself. With
+`unparsable: true` SQL that can't be parsed counts as noticed, for a name or a text that loses its quotes.
 Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing.
 tests/mutations/failures.py lists the errors that count as noticed, such as a failed assertion, and the runner prints
 which one it was. A mutation whose test fails in another way is `BROKEN`: its code can't run.
@@ -42,6 +43,8 @@ class Mutation:
     find: str
     replace: str
     test: str
+    unparsable: bool = False
+    """Whether SQL that can't be parsed is notice, because the defect is a name or a text without its quotes."""
 
     def mutated(self, text: str) -> str:
         """Return the file's text with the defect."""
@@ -119,7 +122,9 @@ def _place(test: str) -> tuple[str, int]:
 
 def _noticed(mutation: Mutation) -> bool:
     code, output, failures = run_tests([mutation.test], mutation)
-    reasons = sorted({failure.counts_as for failure in failures if failure.counts_as})
+    reasons = sorted(
+        {reason for failure in failures if (reason := failure.reason(unparsable=mutation.unparsable))}
+    )
     noticed = code == TEST_FAILED and bool(reasons)
     errors = ", ".join(sorted({failure.error for failure in failures}))
     if noticed:

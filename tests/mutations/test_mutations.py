@@ -192,6 +192,14 @@ def test_no_other_error_counts(error: BaseException, frames: list[Frame]) -> Non
     assert counts_as(error, frames) == ""
 
 
+def test_sql_that_can_not_be_parsed_counts_where_the_mutation_says_so() -> None:
+    failure = FailureKind(ONE.test, "DbtFailed", "users: error: [PARSE_SYNTAX_ERROR] at 'Id'", "")
+    assert failure.reason(unparsable=False) == ""
+    assert failure.reason(unparsable=True) == "SQL that can't be parsed"
+    assert replace(failure, message="'x' is undefined").reason(unparsable=True) == ""
+    assert FAILED.reason(unparsable=True) == "a failed assertion"
+
+
 def test_the_sql_of_a_macro_may_fail_in_the_test_that_runs_it() -> None:
     error = of_spark("AnalysisException", "UNRESOLVED_COLUMN")
     assert counts_as(error, [A_TEST, PYSPARK], renders=True) == "Spark's UNRESOLVED_COLUMN"
