@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,44 @@ def test_every_bullet_of_every_section_has_a_behaviour() -> None:
     specified = {(s.spec, number) for s in SECTIONS for number in range(1, s.bullets + 1)}
     assert {bullet for _, b in BEHAVIOURS for bullet in b.bullets} == specified
     assert [f"{p.id}/{b.id}" for p, b in BEHAVIOURS if not b.bullets] == []
+
+
+def test_each_claim_of_a_bullet_has_a_behaviour_of_that_bullet() -> None:
+    assert [problem for pattern in PATTERNS for problem in problems_of_claims(pattern)] == []
+
+
+def problems_of_claims(pattern: Pattern) -> list[str]:
+    """Return the claims without a behaviour, and those whose behaviour is absent or names another bullet."""
+    bullets = {behaviour.id: behaviour.bullets for behaviour in pattern.behaviours}
+    return [
+        f"{pattern.id}, {section.spec}, bullet {number}: '{claim}' needs a behaviour of this bullet, got {ids}"
+        for section in pattern.sections.values()
+        for number, claims in section.claims.items()
+        for claim, ids in claims.items()
+        if not ids or any((section.spec, number) not in bullets.get(id, ()) for id in ids)
+    ]
+
+
+def test_a_claim_without_a_behaviour_of_its_bullet_is_a_problem() -> None:
+    pattern = next(p for p in PATTERNS if p.id == "merger")
+    assert problems_of_claims(pattern) == []
+    book = pattern.sections["book"]
+    for ids in ([], ["absent"], ["known_deletion"]):  # the last one is of bullet 2
+        changed = replace(book, claims={1: {"reruns": ids}})
+        assert len(problems_of_claims(replace(pattern, sections={"book": changed}))) == 1
+
+
+@pytest.mark.skipif(not SPECIFICATIONS.is_dir(), reason="the specifications are not part of the repository")
+def test_a_bullet_of_several_parts_lists_its_claims() -> None:
+    listed = {(s.spec, number) for s in SECTIONS for number in s.claims}
+    specified = {s.spec: bullets_of(section_of(s.spec)[1]) for s in SECTIONS}
+    several = {
+        f"{spec}, bullet {number}: {' '.join(bullet.split())}"
+        for spec, bullets in specified.items()
+        for number, bullet in enumerate(bullets, 1)
+        if len(parts_of(bullet)) > 1 and (spec, number) not in listed
+    }
+    assert several == set()
 
 
 def test_a_pattern_has_the_sections_of_its_names() -> None:
@@ -174,6 +213,11 @@ def bullets_of(section: str) -> list[str]:
     _, behaviours = re.split(r"\*\*Testable behaviours\.?\*\*", section)
     listed = behaviours.split("\n**")[0]
     return re.split(r"^- ", listed, flags=re.MULTILINE)[1:] or re.sub("`[^`]*`", "code", listed).split(";")
+
+
+def parts_of(bullet: str) -> list[str]:
+    """Return a bullet's parts: what stands between semicolons, and its sentences."""
+    return [part for part in re.split(r";\s|(?<=[a-z)`])\.\s+(?=[A-Z`])", bullet) if part.strip()]
 
 
 def overlaps_of(section: str) -> str:

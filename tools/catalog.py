@@ -22,6 +22,8 @@ class Section:
     """`file#anchor`, or enough of the anchor to tell the section from the others."""
     bullets: int
     """Number of bullets that the section lists under "Testable behaviours"."""
+    claims: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    """Claims of a bullet that makes several, by a short name, each with the ids of the behaviours that prove it."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,18 @@ def patterns(folder: Path = ROOT / "catalog") -> list[Pattern]:
 
 def pattern_of(family: str, entry: dict[str, Any]) -> Pattern:
     """Return one entry as it stands in the file, with each behaviour's bullets in full."""
-    sections = {name: Section(**section) for name, section in entry["sections"].items()}
+    sections = {name: section_of(section) for name, section in entry["sections"].items()}
     behaviours = [behaviour_of(behaviour, sections) for behaviour in entry["behaviours"]]
     return Pattern(family=family, **{**entry, "sections": sections, "behaviours": behaviours})
+
+
+def section_of(entry: dict[str, Any]) -> Section:
+    """Return a section; the file may name one behaviour of a claim without a list."""
+    claims = {
+        bullet: {claim: [ids] if isinstance(ids, str) else ids for claim, ids in named.items()}
+        for bullet, named in entry.get("claims", {}).items()
+    }
+    return Section(**{**entry, "claims": claims})
 
 
 def behaviour_of(entry: dict[str, Any], sections: dict[str, Section]) -> Behaviour:
