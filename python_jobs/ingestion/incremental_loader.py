@@ -1,26 +1,25 @@
-"""Incremental Loader, files: append only what landed since the last run.
+"""Incremental Loader, files: append only the files that landed since the last run.
 
-Problem: a landing folder grows by files; each run must take the new ones only, every physical line unchanged,
-and a retry, a backfill or a second run at the same time must add nothing twice.
+Problem: a landing folder grows by files. Each run must load only the new files, with every line unchanged. A retry, a
+backfill or a concurrent run must not load a file twice.
 
-Guarantee: a run is one commit on the bronze table, which only grows. A file is known by its path relative to
-the source, its size and its modification time: unchanged it is skipped, changed it is appended under a higher
-``load_id``, so that the highest ``load_id`` of a file is its present content. ``load_id`` is the ordinal of
-the landing partition (yyyymmddhh) * 1000 + the load's number within the partition (from the thousandth load on,
-ordinal * 1,000,000 + number): it doesn't depend on the order in which hours are loaded. The commit carries a
-transaction number, for which two runs at once compete:
-the run that loses lists the files again and loads the remaining ones.
+Guarantee: a run is one commit on the bronze table, which only grows. A file is identified by its path relative to the
+source, its size and its modification time. An unchanged file is skipped. A changed file is appended under a higher
+``load_id``, so the rows with a file's highest ``load_id`` are its present content. ``load_id`` is the ordinal of the
+landing partition (yyyymmddhh) * 1000 + the load's number within the partition (from the thousandth load on, ordinal *
+1,000,000 + number). It doesn't depend on the order in which hours are loaded. If two runs are concurrent, they compete
+for the commit's transaction number: the run that loses lists the files again and loads the remaining ones.
 
-``--min_files``, ``--min_bytes`` and ``--max_wait`` let small files wait until they are worth a load: schedule the job
-every minute, and a run before that exits with code 4. With ``--unreadable_files set_aside`` a corrupt file doesn't stop
-the others: ``<target>_unreadable`` has the file and the cause, and a repaired file is loaded. A file that is gone when
-it is read is in the report.
+With ``--min_files``, ``--min_bytes`` and ``--max_wait`` small files wait until they are enough for a load: schedule the
+job every minute, and a run that finds too few files exits with code 4. With ``--unreadable_files set_aside`` a corrupt
+file doesn't stop the others: ``<target>_unreadable`` lists the file and the cause, and the repaired file is loaded
+later. The report names files that disappeared before they were read.
 
-A second table, ``<target>_files``, is the ledger of files, empty ones included. It is written after bronze in
-a commit of its own under the same number; a run that finds it behind completes it from bronze first.
+The companion table ``<target>_files`` is the ledger of all files, also of empty ones. It is written after the bronze
+table, in its own commit under the same number. If a run finds the ledger incomplete, it first completes it from bronze.
 
-Cost: one listing of the window's folders, one query that compares it with the ledger in Spark, one pass over the new
-files. The driver holds the listing; of the ledger it gets what is new, never the whole.
+Cost: one listing of the window's folders, one query in Spark that compares the listing with the ledger, and one pass
+over the new files. The driver holds the listing, and gets only the new files' rows of the ledger.
 
     spark-submit python_jobs/ingestion/incremental_loader.py --source landing/visits \\
         --target lakehouse/bronze/bronze_visits --from 2024-03-01T10 --to 2024-03-01T11
@@ -102,9 +101,9 @@ class Parameters(ProcessingTimeParameters, BatchParameters):
     to: str | None = None
     """End of the window, exclusive."""
     execution_time: str | None = None
-    """In place of from and to: load the last partition that ended by this time (11:00 takes hour=10)."""
+    """Time of the run, instead of from and to: load the last partition that ended by then (11:00 loads hour=10)."""
     grain: Literal["hour", "day"] = "hour"
-    """What a landing partition of the window is: date=…/hour=… or date=…."""
+    """Grain of a landing partition: date=…/hour=… (hour, default) or date=… (day)."""
     require_next_partition: bool = False
     """Load only when the partition after the window exists, which proves that the window is complete."""
     mode: Literal["append", "replace_window"] = "append"
@@ -132,7 +131,7 @@ class Parameters(ProcessingTimeParameters, BatchParameters):
 
     @property
     def window(self) -> Interval | None:
-        """The landing partitions asked for, or None for all."""
+        """Return the window of landing partitions, None for all."""
         if self.execution_time is not None:
             if self.from_ is not None or self.to is not None:
                 raise WrongUse("pass either execution_time or from and to, not both")

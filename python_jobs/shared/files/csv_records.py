@@ -1,11 +1,11 @@
 """CSV records: one definition for every job that reads CSV files.
 
-A record is a line whose quotes are closed and stand around whole values; a quote within them is doubled. The first line
-that isn't blank is the header; each line below it is a record, unless it is blank. A line break within quotes is
-refused, because a quote that nobody closes would take the lines behind it for its value.
+A record is a line. Its quotes are closed and stand around whole values; a quote within quotes is doubled. The first
+line that isn't blank is the header, and each line below it that isn't blank is a record. A line break within quotes is
+refused, because a quote that is never closed would make the following lines part of its value.
 
-The headers of several files are the same if they have the same names in the same order, whatever their case, quotes and
-line ends. Each file's header is read before the lines are: one small read a file.
+The headers of several files are the same if they have the same names in the same order; case, quotes and line ends may
+differ. Each file's header is read before the lines: one small read a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WHOLE_LINES = {
     "encoding": _BYTES,
     "lineSep": "\n",
 }
-# What Spark's reader of CSV takes for a blank line.
+# Pattern of a line that Spark's CSV reader takes for blank.
 _BLANKS = r"[\x00-\x20]"
 
 

@@ -7,8 +7,9 @@
 * Files are UTF-8. A byte order mark at the start of a file is dropped. LF ends a line; parsers drop a CR before the LF.
   A CR elsewhere ends no line.
 * Names that end as Hadoop's codecs do (``.gz``, ``.bz2``, ``.zst``, ``.deflate``) are unpacked; a file with such a name
-  that holds something else, or breaks off, fails the job. ``.lz4`` and ``.snappy`` always fail it: such a file doesn't
-  tell where it ends, so that a part of one looks whole. Not guaranteed: bytes between two bzip2 streams of one file.
+  that holds something else, or breaks off, fails the job. ``.lz4`` and ``.snappy`` always fail the job, because such
+  a file doesn't mark its end, so that a part of it looks complete. Not guaranteed: that bytes between two bzip2 streams
+  of one file are noticed.
 * A job reads exactly the files that it has listed. A folder ``x=1`` adds no column.
 """
 

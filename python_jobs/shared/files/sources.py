@@ -1,9 +1,9 @@
 """Files as a source: their identity, their schema and their rows.
 
 A record is a line: one JSON object, or one CSV record (:mod:`python_jobs.shared.files.csv_records`) below a header that
-names the schema's columns in order, in all files. Blank lines are none. What doesn't fit the schema
-exactly refuses the load, as :mod:`python_jobs.shared.records.json_records` and :mod:`python_jobs.shared.records.values`
-say it; in CSV an empty field is NULL.
+names the schema's columns in order, in all files. A blank line is no record. The load is refused if a record doesn't
+fit the schema exactly, by the rules of :mod:`python_jobs.shared.records.json_records` and
+:mod:`python_jobs.shared.records.values`. In CSV an empty field is NULL.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """PostgreSQL as a source: access without a password in the parameters, and one snapshot for all connections of a read.
 
-Each connection of a split read sees the database as of its own first query: rows that move between the parts meanwhile
-are read twice or never. So the driver holds one transaction open and exports its snapshot, and each part of each read
-adopts the snapshot. While a load runs, PostgreSQL keeps the dead rows that the snapshot can see. A pooler that shares
-connections between transactions (PgBouncer's transaction mode) can't be used.
+Each connection of a split read would see the database as of its own first query, and a row that moves between two
+parts during the read would be read twice or never. Therefore the driver holds one transaction open and exports its
+snapshot, and each part of each read uses this snapshot. While a load runs, PostgreSQL keeps the dead rows that the
+snapshot can see. A pooler that shares connections between transactions (PgBouncer's transaction mode) can't be used.
 """
 
 from __future__ import annotations

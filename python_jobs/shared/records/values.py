@@ -1,8 +1,8 @@
-"""Texts as typed values without loss: the one rule of all readers.
+"""Texts as typed values without loss: one rule for all readers.
 
 Spark's casts and parsers change values silently: ``1.239`` becomes ``1.24`` in a ``decimal(5,2)``, the text
 of a timestamp becomes a date, ``10:00`` becomes ten o'clock of today, ``16777217`` becomes ``16777216`` in a float.
-Here such a text is no value of the type: the result is NULL, which the caller counts or refuses.
+Here such a text is not a value of the type: the result is NULL, and the caller counts or refuses it.
 """
 
 from __future__ import annotations
