@@ -45,7 +45,7 @@ lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 mutations: setup ## apply every committed mutation and require its test to fail: SAMPLE=n for other n each day
 	@$(ACTIVATE) && python -m tests.mutations.runner $(if $(SAMPLE),--sample $(SAMPLE))
 
-mutants: setup ## change modules without Spark in every small way: their tests must notice nine changes of ten
+mutants: setup ## change modules without Spark in every small way: their tests must notice nine of ten, and the rest is listed
 	@$(ACTIVATE) && python -m tools.mutants
 
 torture: setup ## kill every writer 20 times and more, run two at once, lose executors: count lost and doubled rows

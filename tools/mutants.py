@@ -3,7 +3,9 @@
     python -m tools.mutants
 
 It works on a copy of the tree, because mutmut writes next to the code. `[tool.mutmut]` of pyproject.toml names the
-modules and their tests. The mutants that survive are printed with their change.
+modules and their tests. `tests/mutants.yml` lists the changes that no test can or need notice, each with the reason,
+and the modules without Spark that are not mutated. Listed changes don't count. A change that survives and isn't listed
+is printed.
 """
 
 import os
@@ -13,15 +15,34 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from tools.check_project import committed_files
 from tools.findings import ROOT
 
+LISTED = "tests/mutants.yml"
 LEAST_SHARE = 0.9
 MUTMUT = [sys.executable, "-m", "mutmut"]
 RESULT = re.compile(r"^ *(?P<mutant>(?P<module>[\w.]+)\.x\S+): (?P<status>[\w ]+)$", re.MULTILINE)
 NOTICED = {"killed", "timeout", "suspicious", "segfault", "caught by type check"}
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A change that no test notices."""
+
+    module: str
+    change: tuple[str, ...]
+    """The removed and the added lines, each with its sign."""
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"- module: {self.module}", "  changes:", "    - |", *(f"      {line}" for line in self.change)]
+        )
 
 
 def main() -> int:
@@ -39,25 +60,56 @@ def main() -> int:
         if done.returncode != 0:
             return done.returncode
         listed = _answer(tree, "results", "--all", "true")
-        for survivor in survivors(listed):
-            print(_answer(tree, "show", survivor))
+        found = {name: survivor_of(name, _answer(tree, "show", name)) for name in survivors(listed)}
+    known = listed_survivors(ROOT / LISTED)
+    new = [survivor for survivor in found.values() if survivor not in known]
+    counted = shares(listed, {name for name, survivor in found.items() if survivor in known})
+    if new:
+        print(f"no test notices these changes: write a test, or list them in {LISTED} with the reason")
+        print(*dict.fromkeys(new), sep="\n")
+    if gone := known - set(found.values()):
+        print(f"a test notices these changes, or the code has changed: take them out of {LISTED}")
+        print(*sorted(gone, key=str), sep="\n")
     few = [
-        f"{module}: {killed} of {total} noticed" for module, (killed, total) in shares(listed).items()
+        f"{module}: {killed} of {total} noticed" for module, (killed, total) in counted.items()
         if killed < LEAST_SHARE * total
     ]  # fmt: skip
-    for module, (killed, total) in shares(listed).items():
+    for module, (killed, total) in counted.items():
         print(f"{module:60} {killed:5} of {total:5} noticed")
-    if few or not shares(listed):
+    if few or not counted:
         print(f"at least {LEAST_SHARE:.0%} must be noticed: {'; '.join(few) or 'no mutant was run'}")
         return 1
     return 0
 
 
-def shares(listed: str) -> dict[str, tuple[int, int]]:
-    """Return the numbers of noticed mutants and of all mutants of each module, from mutmut's results."""
+def survivor_of(mutant: str, shown: str) -> Survivor:
+    """Return a mutant's change from what mutmut shows of it: a unified diff."""
+    lines = [line for line in shown.splitlines() if line[:1] in ("-", "+") and line[:3] not in ("---", "+++")]
+    return _survivor(mutant.partition(".x")[0], lines)
+
+
+def listed_survivors(file: Path) -> set[Survivor]:
+    """Return the changes that are listed with a reason."""
+    return {
+        _survivor(entry["module"], change.splitlines())
+        for entry in yaml.safe_load(file.read_text(encoding="utf-8"))["survivors"]
+        for change in entry["changes"]
+        if entry["reason"]
+    }
+
+
+def _survivor(module: str, lines: Iterable[str]) -> Survivor:
+    """Return a change without its indentation, which a diff of a method lacks."""
+    return Survivor(module, tuple(f"{line[0]} {line[1:].strip()}" for line in lines if line.strip("+- ")))
+
+
+def shares(listed: str, without: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+    """Return the numbers of noticed mutants and of all mutants of each module but some, from mutmut's results."""
     noticed: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for match in RESULT.finditer(listed):
+        if match["mutant"] in without:
+            continue
         total[match["module"]] += 1
         noticed[match["module"]] += match["status"] in NOTICED
     return {module: (noticed[module], number) for module, number in sorted(total.items())}

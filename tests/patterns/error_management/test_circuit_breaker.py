@@ -330,6 +330,54 @@ def test_a_clock_that_is_set_back_makes_nobody_wait_longer(dependency: Dependenc
     assert dependency.breaker().call(dependency.good) == "good"
 
 
+def test_the_file_names_its_format_and_circuit_and_a_call_that_changes_nothing_leaves_it(
+    tmp_path: Path,
+) -> None:
+    dependency = Dependency(tmp_path / "above" / "circuits")
+    dependency.breaker("Visits-eu").call(dependency.good)
+    file = dependency.folder / "Visits-eu.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    assert (stored["format_version"], stored["name"], stored["state"]) == (1, "Visits-eu", "closed")
+    written = file.stat().st_ino
+    dependency.breaker("Visits-eu").admit()
+    assert file.stat().st_ino == written, "a new file has another number"
+    assert dependency.breaker("users").admit().probe is None
+    assert (dependency.folder / "users.json").exists()
+
+
+def test_a_rejected_call_names_the_latest_failure(dependency: Dependency) -> None:
+    breaker = dependency.breaker(failures_in_a_row=1, open_seconds=60)
+    breaker.call(lambda: 500, lambda status: status >= 500)
+    assert breaker.status().reason == "a result that counts as failure"
+    dependency.now += 60
+    permit = breaker.admit()
+    breaker.record(permit, False, "a failed probe")
+    assert breaker.status().reason == "a failed probe"
+    dependency.now += 60
+    breaker.record(breaker.admit(), False)
+    after = breaker.status()
+    assert (after.reason, after.changed_at, after.retry_at) == ("a failed probe", START + 120, START + 180)
+    dependency.now += 60
+    breaker.record(breaker.admit(), True)
+    assert (breaker.status().state, breaker.status().changed_at) == (State.CLOSED, START + 180)
+    breaker.record(breaker.admit(), False)
+    assert breaker.status().reason == ""
+
+
+def test_the_longest_pause_is_a_hundred_years() -> None:
+    assert BreakerPolicy(open_seconds=3_153_600_000).open_seconds == 3_153_600_000
+    for policy, sentence in [
+        (
+            {"open_seconds": 3_153_600_001},
+            "open_seconds must be 3153600000 (100 years) or less, got 3.1536e+09",
+        ),
+        ({"failure_rate": 1.5}, "failure_rate is 1.5; it is a share above 0 and up to 1"),
+    ]:
+        with pytest.raises(WrongUse) as refused:
+            BreakerPolicy(**policy)  # type: ignore[arg-type]
+        assert str(refused.value) == sentence
+
+
 def test_the_file_is_replaced_whole_and_a_damaged_one_is_refused(dependency: Dependency) -> None:
     dependency.fail(1)
     path = dependency.folder / "articles.json"

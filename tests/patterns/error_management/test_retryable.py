@@ -306,6 +306,14 @@ def test_only_an_answer_that_blames_the_request_is_permanent() -> None:
     assert set(found.values()) == {Failure.TRANSIENT, Failure.PERMANENT, Failure.AMBIGUOUS}
 
 
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [(400, Failure.TRANSIENT), (499, Failure.TRANSIENT), (500, Failure.AMBIGUOUS), (302, Failure.PERMANENT)],
+)
+def test_a_refusal_with_a_wish_invites_the_same_request(status: int, failure: Failure) -> None:
+    assert classify(http_error(status, Retry_After="1")) is failure
+
+
 @pytest.mark.parametrize(("total", "calls"), [(1.0, 1), (1.001, 2)])
 def test_a_pause_that_ends_with_the_total_time_is_not_begun(time: Time, total: float, calls: int) -> None:
     operation = Operation(time, TimeoutError())
@@ -354,7 +362,8 @@ def test_a_success_gives_one_token_back_and_a_retry_may_cost_all() -> None:
     assert (tokens.take(), tokens.left, tokens.take()) == (True, 0, False)
     tokens.give_back()
     assert tokens.left == 1
-    assert RetryTokens().left == 100
+    usual = RetryTokens()
+    assert [usual.left, *(usual.take() for _ in range(21))] == [100, *[True] * 20, False]
     assert [RetryTokens(capacity=2, cost=1).take()] == [True]
 
 

@@ -110,6 +110,7 @@ def test_an_expired_source_is_told_from_a_date_without_rows(
 def test_without_a_least_share_an_empty_source_is_still_missing() -> None:
     assert missing_source(0, 3, None, 0) == "its source has 0 rows, the target 3: it may have expired"
     assert missing_source(1, 300, None, 0) is None
+    assert missing_source(10, 3, False, 0) == "its source has no marker, so it is not complete"
 
 
 OLD = Profile(10, totals={"views": 100.0}, nulls={"page": 1})
