@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from python_jobs.shared.core.numbers import is_number
 
@@ -82,9 +82,14 @@ def _finite(allowed: str, value: float) -> str:
     return f"{allowed} and finite" if math.isinf(value) else allowed
 
 
+def java_exception(failure: Exception) -> Any:
+    """Return the Java exception behind an error of Py4J or PySpark, None behind an error of Python's."""
+    return getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+
+
 def root_cause(failure: Exception) -> str:
     """Return the first line of the innermost Java exception."""
-    java = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    java = java_exception(failure)
     if java is None:
         return str(failure).splitlines()[0]
     while java.getCause() is not None:

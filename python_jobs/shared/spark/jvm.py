@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import convert_exception
 from pyspark.sql import DataFrame, SparkSession
 
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import WrongUse, java_exception
 
 _NOT_CLASSIC = (
     "jobs need a classic Spark session, got one of Spark Connect: submit them with spark-submit --master, and unset "
@@ -57,7 +57,7 @@ def hadoop_configuration(spark: SparkSession) -> Any:
 
 def engine_errors(failure: Exception) -> Iterator[PySparkException]:
     """Yield an error that Spark raised, then its causes, each as PySpark's class; nothing for an error of Python's."""
-    java: Any = getattr(failure, "java_exception", None) or getattr(failure, "_origin", None)
+    java = java_exception(failure)
     while java is not None:
         yield convert_exception(java)
         java = java.getCause()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -38,13 +39,27 @@ UNBRANDED = (3, "", "2024-09-20")
 DAY_21, DAY_22 = (1, "lg", "2024-09-21"), (2, "htc", "2024-09-22")
 
 
-class Runs:
-    """Runs of three models and what each left; see `runs`."""
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class After:
+    """The models' tables after one call of dbt."""
+
+    devices: Rows = field(default_factory=list)
+    unfiltered: Rows = field(default_factory=list)
+    insert_overwrite: Rows = field(default_factory=list)
+    without_brand: Rows = field(default_factory=list)
+    empty_brand: Rows = field(default_factory=list)
+    error: str = ""
+    """All errors of the call, an empty text if it passed."""
+
+
+class Devices:
+    """The source and the models, of which one is the page's."""
 
     def __init__(self, project: DbtProject) -> None:
         self.project = project
-        self.rows: dict[str, list[tuple[Any, ...]]] = {}
-        self.errors: dict[str, str] = {}
 
     def land(self, *rows: tuple[int, str, str], invalid: tuple[int, str, str] | None = None) -> None:
         """Make the source hold these devices, and one that is not valid."""
@@ -53,19 +68,24 @@ class Runs:
         frame = self.project.spark.createDataFrame(given, columns)
         self.project.source("landed", frame.withColumn("execution_date", frame.execution_date.cast("date")))
 
-    def run(self, step: str, day: str, models: str, *flags: str, fails: bool = False) -> None:
+    def run(self, day: str, models: str, *flags: str, fails: bool = False) -> After:
         with environment(LOGICAL_DATE=day):
-            if fails:
-                self.errors[step] = self.project.fails("run", "--select", models, *flags)
-            else:
-                self.project.run("run", "--select", models, *flags)
-        for model in models.split():
-            rows = self.project.table(model).orderBy("id").collect()
-            self.rows[f"{step}: {model}"] = [(r.id, r.brand_name, str(r.execution_date)) for r in rows]
+            call = self.project.fails if fails else self.project.run
+            error = call("run", "--select", models, *flags)
+        return After(
+            **{
+                model: [
+                    (row.id, row.brand_name, str(row.execution_date))
+                    for row in self.project.table(model).orderBy("id").collect()
+                ]
+                for model in models.split()
+            },
+            error=str(error) if fails else "",
+        )
 
 
 @pytest.fixture(scope="module")
-def runs(make_project: Callable[..., DbtProject]) -> Runs:
+def devices(make_project: Callable[..., DbtProject]) -> Devices:
     model = snippet(PAGE, f"{THIS}test_a_day_without_rows_is_cleared")
     files = {
         "models/sources.yml": SOURCES,
@@ -75,44 +95,66 @@ def runs(make_project: Callable[..., DbtProject]) -> Runs:
         "models/without_brand.sql": BY_BRAND.replace("WHAT", "is null"),
         "models/empty_brand.sql": BY_BRAND.replace("WHAT", "= ''"),
     }
-    runs = Runs(make_project(files))
-    runs.land(DAY_21, DAY_22, invalid=(9, "x", "2024-09-22"))
-    runs.run("first", "2024-09-21", "devices insert_overwrite without_brand")
-    runs.run("second", "2024-09-22", "devices insert_overwrite without_brand")
-    runs.run("outside", "2024-09-21", "unfiltered empty_brand", fails=True)
-    runs.land(DAY_21)
-    runs.run("empty", "2024-09-22", "devices insert_overwrite")
-    runs.run("full refresh", "2024-09-21", "devices", "--full-refresh", fails=True)
-    return runs
+    return Devices(make_project(files))
 
 
-def test_a_day_without_rows_is_cleared(runs: Runs) -> None:
-    assert_rows(runs.rows["first: devices"], [DAY_21])
-    assert_rows(runs.rows["second: devices"], [DAY_21, DAY_22])
-    assert_rows(runs.rows["empty: devices"], [DAY_21])
+@dataclass(frozen=True)
+class TwoDays:
+    """Two days that lie in one source, loaded one after the other."""
+
+    first: After
+    second: After
+    outside: After
+    """Models whose rows lie outside of the slice that they replace."""
 
 
-def test_insert_overwrite_of_dbt_spark_runs_and_keeps_a_day_that_lost_its_rows(runs: Runs) -> None:
-    assert_rows(runs.rows["second: insert_overwrite"], [DAY_21, DAY_22])
-    assert_rows(runs.rows["empty: insert_overwrite"], [DAY_21, DAY_22])
+@pytest.fixture(scope="module")
+def two_days(devices: Devices) -> TwoDays:
+    devices.land(DAY_21, DAY_22, invalid=(9, "x", "2024-09-22"))
+    return TwoDays(
+        first=devices.run("2024-09-21", "devices insert_overwrite without_brand"),
+        second=devices.run("2024-09-22", "devices insert_overwrite without_brand"),
+        outside=devices.run("2024-09-21", "unfiltered empty_brand", fails=True),
+    )
 
 
-def test_a_row_of_another_day_refuses_the_model(runs: Runs) -> None:
-    assert "DELTA_REPLACE_WHERE_MISMATCH" in runs.errors["outside"]
-    assert runs.rows["outside: unfiltered"] == []
+@pytest.fixture(scope="module")
+def without_22(devices: Devices, two_days: TwoDays) -> After:
+    """Return the state after a run for the 22nd, which the source has lost."""
+    devices.land(DAY_21)
+    return devices.run("2024-09-22", "devices insert_overwrite")
 
 
-def test_an_empty_text_in_a_partition_column_is_null_as_delta_stores_it(runs: Runs) -> None:
+def test_a_day_without_rows_is_cleared(two_days: TwoDays, without_22: After) -> None:
+    assert_rows(two_days.first.devices, [DAY_21])
+    assert_rows(two_days.second.devices, [DAY_21, DAY_22])
+    assert_rows(without_22.devices, [DAY_21])
+
+
+def test_insert_overwrite_of_dbt_spark_runs_and_keeps_a_day_that_lost_its_rows(
+    two_days: TwoDays, without_22: After
+) -> None:
+    assert_rows(two_days.second.insert_overwrite, [DAY_21, DAY_22])
+    assert_rows(without_22.insert_overwrite, [DAY_21, DAY_22])
+
+
+def test_a_row_of_another_day_refuses_the_model(two_days: TwoDays) -> None:
+    assert "DELTA_REPLACE_WHERE_MISMATCH" in two_days.outside.error
+    assert two_days.outside.unfiltered == []
+
+
+def test_an_empty_text_in_a_partition_column_is_null_as_delta_stores_it(two_days: TwoDays) -> None:
     """A condition on the empty text would not find the row that an earlier run wrote, so that it would be doubled."""
-    assert runs.rows["first: without_brand"] == [DAY_21, (3, None, "2024-09-20")]
-    assert runs.rows["second: without_brand"] == [DAY_21, (3, None, "2024-09-20")]
-    assert runs.errors["outside"].count("DELTA_REPLACE_WHERE_MISMATCH") == 2
-    assert runs.rows["outside: empty_brand"] == []
+    assert two_days.first.without_brand == [DAY_21, (3, None, "2024-09-20")]
+    assert two_days.second.without_brand == [DAY_21, (3, None, "2024-09-20")]
+    assert two_days.outside.error.count("DELTA_REPLACE_WHERE_MISMATCH") == 2
+    assert two_days.outside.empty_brand == []
 
 
-def test_a_full_refresh_would_lose_the_other_days_and_is_refused(runs: Runs) -> None:
-    assert "a full refresh would lose all the others" in runs.errors["full refresh"]
-    assert_rows(runs.rows["full refresh: devices"], [DAY_21])
+def test_a_full_refresh_would_lose_the_other_days_and_is_refused(devices: Devices, without_22: After) -> None:
+    refused = devices.run("2024-09-21", "devices", "--full-refresh", fails=True)
+    assert "a full refresh would lose all the others" in refused.error
+    assert_rows(refused.devices, [DAY_21])
 
 
 def test_other_columns_are_refused(render: MacroRenderer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,112 +24,142 @@ DAY_1 = [("lg", "G2x", "Android 14"), ("htc", "One", "Android 12")]
 DAY_2 = [("htc", "One", "Android 12"), ("mac", "MacBook Air", "macOS"), ("ipad", "iPad", "1")]
 
 
-class Loads:
-    """What the loads of one model left and said; see `loads`."""
+@dataclass(frozen=True)
+class After:
+    """The model's view and its tables after one call of dbt."""
+
+    rows: list[tuple[Any, ...]]
+    tables: set[str]
+    error: str
+    """All errors of the call, an empty text if it passed."""
+
+
+class Devices:
+    """The page's model, its source and its version tables."""
 
     def __init__(self, project: DbtProject) -> None:
         self.project = project
-        self.seen: list[object] = []
-        self.rows: dict[str, list[tuple[Any, ...]]] = {}
-        self.tables: dict[str, set[str]] = {}
-        self.errors: dict[str, str] = {}
 
-    def load(self, name: str, date: str, rows: list[tuple[Any, ...]], *, fails: bool = False) -> None:
+    def load(self, date: str, rows: list[tuple[Any, ...]], *, fails: bool = False) -> After:
         columns = "type string, full_name string, version string"
         self.project.source("landed", self.project.spark.createDataFrame(rows, columns))
         with environment(LOGICAL_DATE=date):
-            self._call(name, fails, "run", "--select", "devices")
+            return self._after("run", "--select", "devices", fails=fails)
 
-    def expose(self, name: str, arguments: str, *, fails: bool = False) -> None:
-        self._call(name, fails, "run-operation", "expose_version", "--args", arguments)
+    def expose(self, version: str, *, fails: bool = False) -> After:
+        arguments = f"{{model_name: devices, version: {version}}}"
+        return self._after("run-operation", "expose_version", "--args", arguments, fails=fails)
 
-    def _call(self, name: str, fails: bool, *arguments: str) -> None:
-        if fails:
-            self.errors[name] = self.project.fails(*arguments)
-        else:
+    def _after(self, *arguments: str, fails: bool) -> After:
+        error = self.project.fails(*arguments) if fails else ""
+        if not fails:
             self.project.run(*arguments)
-        self.rows[name] = [tuple(row) for row in self.project.table("devices").collect()]
-        tables = (
-            self.project.spark.sql(f"show tables in {self.project.schema}").where("not isTemporary").collect()
-        )
-        self.tables[name] = {row.tableName for row in tables} - {"devices", "landed"}
+        rows = [tuple(row) for row in self.project.table("devices").collect()]
+        shown = self.project.spark.sql(f"show tables in {self.project.schema}").where("not isTemporary")
+        return After(rows, {row.tableName for row in shown.collect()} - {"devices", "landed"}, error)
 
 
 @pytest.fixture(scope="module")
-def loads(spark: SparkSession, make_project: Callable[..., DbtProject]) -> Loads:
+def devices(make_project: Callable[..., DbtProject]) -> Devices:
     model = snippet("docs/ingestion.md", f"{THIS}test_the_view_shows_the_newest_version")
-    loads = Loads(make_project({"models/devices.sql": model, "models/sources.yml": SOURCES}))
-    loads.load("day 1", "2024-01-01", DAY_1)
-    with polled(lambda: spark.table(f"{loads.project.schema}.devices").count()) as loads.seen:
-        loads.load("day 2", "2024-01-02", DAY_2)
-    loads.load("day 2 again", "2024-01-02", DAY_2)
-    loads.load("backfill", "2023-12-31", DAY_1[:1])
-    loads.load("repeated", "2024-01-02", [*DAY_2, DAY_2[0], ("lg", None, "1")], fails=True)
-    loads.expose("back", "{model_name: devices, version: 2024-01-01}")
-    loads.load("empty", "2024-01-03", [], fails=True)
-    loads.load("day 3", "2024-01-03", DAY_2)
-    loads.expose("dropped", "{model_name: devices, version: 2023-12-31}", fails=True)
-    return loads
+    return Devices(make_project({"models/devices.sql": model, "models/sources.yml": SOURCES}))
 
 
-def test_the_view_shows_the_newest_version(loads: Loads) -> None:
-    assert_rows(loads.rows["day 1"], DAY_1)
-    assert_rows(loads.rows["day 2"], DAY_2)
-    assert loads.tables["day 2"] == {"devices_20240101", "devices_20240102"}
+@dataclass(frozen=True)
+class TwoDays:
+    """The first two days of the dataset; the later tests go on from the second one."""
+
+    first: After
+    second: After
+    seen: list[object]
+    """Numbers of rows that a reader of the view saw during the second load."""
 
 
-def test_the_same_load_again_leaves_the_same_rows_and_tables(loads: Loads) -> None:
-    assert_rows(loads.rows["day 2 again"], DAY_2)
-    assert loads.tables["day 2 again"] == loads.tables["day 2"]
+@pytest.fixture(scope="module")
+def two_days(devices: Devices, spark: SparkSession) -> TwoDays:
+    first = devices.load("2024-01-01", DAY_1)
+    with polled(lambda: spark.table(f"{devices.project.schema}.devices").count()) as seen:
+        second = devices.load("2024-01-02", DAY_2)
+    return TwoDays(first, second, seen)
 
 
-def test_readers_of_the_view_see_one_version_or_the_other(loads: Loads) -> None:
-    assert set(loads.seen) <= {2, 3}
+def test_the_view_shows_the_newest_version(two_days: TwoDays) -> None:
+    assert_rows(two_days.first.rows, DAY_1)
+    assert_rows(two_days.second.rows, DAY_2)
+    assert two_days.second.tables == {"devices_20240101", "devices_20240102"}
 
 
-def test_a_backfill_names_its_table_after_the_logical_date_and_the_view_stays(loads: Loads) -> None:
-    assert "devices_20231231" in loads.tables["backfill"]
-    assert_rows(loads.rows["backfill"], DAY_2)
+def test_readers_of_the_view_see_one_version_or_the_other(two_days: TwoDays) -> None:
+    assert set(two_days.seen) <= {2, 3}
 
 
-def test_a_refused_load_of_the_exposed_version_changes_nothing_for_readers(loads: Loads) -> None:
-    assert (
-        "version 20240102 has 1 rows with NULL in full_name and 1 keys more than once"
-        in loads.errors["repeated"]
+def test_the_same_load_again_leaves_the_same_rows_and_tables(devices: Devices, two_days: TwoDays) -> None:
+    again = devices.load("2024-01-02", DAY_2)
+    assert_rows(again.rows, DAY_2)
+    assert again.tables == two_days.second.tables
+
+
+@pytest.fixture(scope="module")
+def backfill(devices: Devices, two_days: TwoDays) -> After:
+    return devices.load("2023-12-31", DAY_1[:1])
+
+
+def test_a_backfill_names_its_table_after_the_logical_date_and_the_view_stays(backfill: After) -> None:
+    assert backfill.tables == {"devices_20231231", "devices_20240101", "devices_20240102"}
+    assert_rows(backfill.rows, DAY_2)
+
+
+def test_a_refused_load_of_the_exposed_version_changes_nothing_for_readers(
+    devices: Devices, two_days: TwoDays
+) -> None:
+    repeated = devices.load("2024-01-02", [*DAY_2, DAY_2[0], ("lg", None, "1")], fails=True)
+    assert "version 20240102 has 1 rows with NULL in full_name and 1 keys more than once" in repeated.error
+    assert_rows(repeated.rows, DAY_2)
+
+
+@pytest.fixture(scope="module")
+def way_back(devices: Devices, backfill: After) -> After:
+    return devices.expose("2024-01-01")
+
+
+def test_exposing_an_older_version_is_the_way_back(way_back: After) -> None:
+    assert_rows(way_back.rows, DAY_1)
+
+
+def test_an_empty_dataset_is_refused(devices: Devices, way_back: After) -> None:
+    empty = devices.load("2024-01-03", [], fails=True)
+    assert "0 rows, allowed are 1 or more (min_rows)" in empty.error
+    assert_rows(empty.rows, DAY_1)
+
+
+def test_old_versions_are_dropped(devices: Devices, way_back: After) -> None:
+    third = devices.load("2024-01-03", DAY_2)
+    assert_rows(third.rows, DAY_2)
+    assert third.tables == {"devices_20240101", "devices_20240102", "devices_20240103"}
+    dropped = devices.expose("2023-12-31", fails=True)
+    assert "version 20231231 of " in dropped.error
+    assert "kept are 20240101, 20240102, 20240103" in dropped.error
+
+
+def test_a_table_that_something_else_made_is_neither_replaced_nor_counted(
+    devices: Devices, two_days: TwoDays
+) -> None:
+    schema = devices.project.schema
+    devices.project.spark.sql(
+        f"create table {schema}.devices_20240104 using delta as select 'by hand' as note"
     )
-    assert_rows(loads.rows["repeated"], DAY_2)
+    foreign = devices.load("2024-01-04", DAY_1, fails=True)
+    assert "devices_20240104 exists and was not created by versioned_table" in foreign.error
+    refused = devices.expose("2024-01-04", fails=True)
+    assert "20240101" in refused.error.partition("kept are ")[2]
+    assert "20240104" not in refused.error.partition("kept are ")[2]
+    assert_rows(devices.project.table("devices_20240104"), [("by hand",)])
 
 
-def test_exposing_an_older_version_is_the_way_back(loads: Loads) -> None:
-    assert_rows(loads.rows["back"], DAY_1)
-
-
-def test_an_empty_dataset_is_refused(loads: Loads) -> None:
-    assert "0 rows, allowed are 1 or more (min_rows)" in loads.errors["empty"]
-    assert_rows(loads.rows["empty"], DAY_1)
-    assert_rows(loads.rows["day 3"], DAY_2)
-
-
-def test_old_versions_are_dropped(loads: Loads) -> None:
-    assert loads.tables["day 3"] == {"devices_20240101", "devices_20240102", "devices_20240103"}
-    assert "version 20231231 of " in loads.errors["dropped"]
-    assert "kept are 20240101, 20240102, 20240103" in loads.errors["dropped"]
-
-
-def test_a_table_that_something_else_made_is_neither_replaced_nor_counted(loads: Loads) -> None:
-    schema = loads.project.schema
-    loads.project.spark.sql(f"create table {schema}.devices_20240104 using delta as select 'by hand' as note")
-    loads.load("foreign", "2024-01-04", DAY_1, fails=True)
-    assert "devices_20240104 exists and was not created by versioned_table" in loads.errors["foreign"]
-    loads.expose("foreign version", "{model_name: devices, version: 2024-01-04}", fails=True)
-    assert "kept are 20240101, 20240102, 20240103" in loads.errors["foreign version"]
-    assert_rows(loads.project.table("devices_20240104"), [("by hand",)])
-
-
-def test_what_only_reads_the_sql_needs_no_date_and_a_run_is_refused_without(loads: Loads) -> None:
+def test_what_only_reads_the_sql_needs_no_date_and_a_run_is_refused_without(devices: Devices) -> None:
     with environment(LOGICAL_DATE=""):
-        loads.project.run("compile")
-        assert "the logical date must be a day such as 2024-01-01" in loads.project.fails("run")
+        devices.project.run("compile")
+        assert "the logical date must be a day such as 2024-01-01" in devices.project.fails("run")
 
 
 @pytest.mark.parametrize(
