@@ -91,11 +91,14 @@ def test_a_body_above_the_limit_is_not_received() -> None:
     with running(app()) as port:
         answers = []
         for size in (10, 11, 1_000_000_000):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
             connection.putrequest("POST", "/echo")
             for name, value in {**JSON, "Content-Length": str(size)}.items():
                 connection.putheader(name, value)
             connection.endheaders(b"x" * size if size < 20 else None)
-            answers.append(connection.getresponse().status)
+            try:
+                answers.append(connection.getresponse().status)
+            except TimeoutError:  # it waits for the body
+                answers.append(0)
             connection.close()
     assert answers == [200, 413, 413]

@@ -121,8 +121,10 @@ def test_numbers_are_compared_with_all_their_digits(tmp_path: Path) -> None:
     start = '{"visit_id": "v", "event_time": "2024-03-01T10:00Z", "duration": '
     assert reasons(given, start + "9007199254740992}") == []
     for number in ("9007199254740993", "9007199254740992.00000000000000000001", "1e400"):
-        (reason,) = reasons(given, start + number + "}")
-        assert reason.endswith("is greater than the maximum of 9007199254740992")
+        found = reasons(given, start + number + "}")
+        assert [reason.split(" is ")[1] for reason in found] == [
+            "greater than the maximum of 9007199254740992"
+        ]
 
 
 def test_a_name_that_is_there_twice_is_a_reason_of_its_record_alone(tmp_path: Path) -> None:
