@@ -1,11 +1,12 @@
 {#-
-    A name under `meta.lakehouse_patterns` that is misspelt or stands in the wrong place would be ignored without a word:
-    the package's on-run-start hook looks at every node before anything runs.
+    A name under `meta.lakehouse_patterns` that is misspelt or stands in the wrong place would be ignored without a word,
+    or found after other models have run: the package's on-run-start hook looks at every node before anything runs.
 -#}
 
 {% macro check_pattern_options() %}
     {#- The package's on-run-start hook. -#}
     {%- if execute -%}
+        {%- do lakehouse_patterns._require_own_materializations() -%}
         {%- for node in graph.nodes.values() | list + graph.sources.values() | list -%}
             {%- do lakehouse_patterns.check_options_of(node) -%}
             {%- if lakehouse_patterns.options_of(node, 'merger') is not none -%}
@@ -13,6 +14,21 @@
             {%- endif -%}
         {%- endfor -%}
     {%- endif -%}
+{% endmacro %}
+
+
+{% macro _require_own_materializations() %}
+    {#- dbt takes a materialization of the root project before one of a package that has the same name. -#}
+    {%- set used = graph.nodes.values() | map(attribute='config.materialized') | list -%}
+    {%- for name in lakehouse_patterns.pattern_keys().values() if name in used and name not in [none, 'incremental'] -%}
+        {%- for macro in ['materialization_' ~ name ~ '_spark', 'materialization_' ~ name ~ '_default'] -%}
+            {%- do lakehouse_patterns.require(
+                project_name == 'lakehouse_patterns' or macro not in context.get(project_name, {}),
+                'the project ' ~ project_name ~ " has a materialization '" ~ name
+                ~ "', which dbt runs in place of that of lakehouse_patterns: rename it"
+            ) -%}
+        {%- endfor -%}
+    {%- endfor -%}
 {% endmacro %}
 
 
@@ -50,6 +66,20 @@
             ~ node.config.materialized ~ "'"
         ) -%}
         {%- do lakehouse_patterns.require_proved_adapter('meta.lakehouse_patterns.' ~ name ~ ' of ' ~ node.name) -%}
+        {%- do lakehouse_patterns._check_names_of_options(
+            'meta.lakehouse_patterns.' ~ name ~ ' of ' ~ node.name, given[name] if given[name] is not none else {},
+            lakehouse_patterns.pattern_options()[pattern]
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _check_names_of_options(where, given, names) %}
+    {%- do lakehouse_patterns.require(given is mapping, where ~ ' must map options to their values, got ' ~ given) -%}
+    {%- for option in given -%}
+        {%- do lakehouse_patterns.require(
+            option in names, where ~ " has no option '" ~ option ~ "'; " ~ lakehouse_patterns.advice_for_name(option, names)
+        ) -%}
     {%- endfor -%}
 {% endmacro %}
 
@@ -63,6 +93,11 @@
     {%- if holders -%}
         {{ return('it is an option of ' ~ (holders | join(' and ')) ~ ': indent it under that name') }}
     {%- endif -%}
+    {{ return(lakehouse_patterns.advice_for_name(name, names)) }}
+{% endmacro %}
+
+
+{% macro advice_for_name(name, names) %}
     {{ return(
         "the nearest is '" ~ lakehouse_patterns.nearest_name(name | string, names) ~ "'; allowed: " ~ (names | join(', '))
     ) }}

@@ -1,6 +1,8 @@
 {#-
-    Which of dbt's configs each materialization of ours honours: one that would have no effect is refused in a sentence.
-    Hooks, tags, meta, grants and persist_docs are honoured by all. `--full-refresh` and `--empty` are in
+    Which of dbt's configs each materialization of ours honours, and a model with options of Merger: one that would have
+    no effect is refused in a sentence. Hooks, tags, meta, grants and persist_docs are honoured by all. `location_root` is
+    mostly set for a whole project, so that it is not refused where tables are managed ones (versioned_table, unit_tables),
+    as dbt doesn't refuse it for views. `--full-refresh` and `--empty` are in
     materialization.sql, `on_schema_change` is in schema_changes.sql.
 -#}
 
@@ -11,6 +13,10 @@
         'awap': ['contract', 'partition_by', 'tblproperties', 'options'],
         'versioned_table': ['contract', 'partition_by', 'tblproperties'],
         'unit_tables': ['partition_by', 'tblproperties'],
+        'merger': [
+            'contract', 'unique_key', 'partition_by', 'tblproperties', 'options', 'incremental_strategy',
+            'incremental_predicates', 'predicates', 'merge_update_columns', 'merge_exclude_columns'
+        ],
     }) }}
 {% endmacro %}
 
@@ -29,19 +35,21 @@
         'tblproperties': 'the table\'s properties are those of the materialization',
         'clustered_by': 'Delta has no buckets',
         'buckets': 'Delta has no buckets',
+        'sql_header': 'Spark takes one statement at a time, use a pre_hook',
         'options': 'there is no table of its own to give them to',
     }) }}
 {% endmacro %}
 
 
-{% macro require_supported_configs(materialization) %}
+{% macro require_supported_configs(materialization, what=none) %}
+    {%- set what = what or "materialized='" ~ materialization ~ "'" -%}
     {%- set supported = lakehouse_patterns.supported_configs()[materialization] -%}
     {%- for name, reason in lakehouse_patterns.refused_configs().items() if name not in supported -%}
         {%- set value = config.get(name) -%}
         {%- set is_set = (value or {}).enforced if name == 'contract' else value -%}
         {%- do lakehouse_patterns.require(
             not is_set,
-            "materialized='" ~ materialization ~ "' has no use for " ~ name ~ ': ' ~ reason ~ '; leave it out of ' ~ this
+            what ~ ' has no use for ' ~ name ~ ': ' ~ reason ~ '; leave it out of ' ~ this
         ) -%}
     {%- endfor -%}
 {% endmacro %}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from dbt_common.exceptions import DbtRuntimeError
 
+from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 
 
@@ -30,6 +32,27 @@ def node(meta: Any, materialized: str = "incremental") -> dict[str, Any]:
         ),
         ({"merger": {}}, "table", "merger of users needs materialized='incremental', got 'table'"),
         ({"unit_tables": {}}, "view", "unit_tables of users needs materialized='unit_tables', got 'view'"),
+        (
+            {"merger": {"seqence": "at"}},
+            "incremental",
+            "merger of users has no option 'seqence'; the nearest is 'sequence'; allowed: deletes, is_deleted,",
+        ),
+        (
+            {"scd2": {"change_at": "at"}},
+            "scd2",
+            "scd2 of users has no option 'change_at'; the nearest is 'changed_at'",
+        ),
+        (
+            {"unit_tables": {"units": "day"}},
+            "unit_tables",
+            "unit_tables of users has no option 'units'; the nearest is",
+        ),
+        (
+            {"compactor": {"Mode": "x"}},
+            "table",
+            "compactor of users has no option 'Mode'; the nearest is 'mode'",
+        ),
+        ({"scd2": "changed_at"}, "scd2", "scd2 of users must map options to their values, got changed_at"),
         ("merger", "incremental", "must map patterns to their options, got merger"),
     ],
 )
@@ -65,3 +88,33 @@ def test_a_pattern_s_options_stand_under_either_of_its_names(render: MacroRender
         )
         assert found == {"min_rows": 2}
     assert render("options_of", node=node({"lakehouse_patterns": {"scd2": {}}}), pattern="merger") is None
+
+
+OF_THE_PROJECT = """
+{% materialization scd2, adapter='spark' %}
+    {% call statement('main') %} select 1 {% endcall %}
+    {{ return({'relations': []}) }}
+{% endmaterialization %}
+"""
+HISTORY = "{{ config(materialized='scd2', unique_key='id') }}\nselect 1 as id"
+
+
+def test_a_run_ends_at_its_start(make_project: Callable[..., DbtProject]) -> None:
+    """Nothing is built: neither the model above nor the one with the misspelt option."""
+    misspelt = HISTORY.replace(
+        "'id') }}", "'id', meta={'lakehouse_patterns': {'scd2': {'seqence': 'n'}}}) }}"
+    )
+    project = make_project({"models/above.sql": "select 1 as id", "models/history.sql": misspelt})
+    for command in ("run", "build"):
+        assert "scd2 of history has no option 'seqence'; the nearest is 'sequence'" in project.fails(command)
+    assert project.spark.sql(f"show tables in {project.schema}").where("not isTemporary").collect() == []
+
+
+def test_a_materialization_of_the_project_with_a_name_of_ours_is_refused(
+    make_project: Callable[..., DbtProject],
+) -> None:
+    own = OF_THE_PROJECT.replace("scd2", "shops_own")
+    files = {"macros/scd2.sql": OF_THE_PROJECT, "macros/own.sql": own}
+    sentence = "the project harness has a materialization 'scd2', which dbt runs in place of that of lakehouse_patterns"
+    assert sentence in make_project(files | {"models/history.sql": HISTORY}).fails("run")
+    make_project(files | {"models/history.sql": HISTORY.replace("scd2", "shops_own")}).run("run")

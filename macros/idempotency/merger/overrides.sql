@@ -121,6 +121,7 @@
             value == needed, "meta.lakehouse_patterns.merger needs " ~ name ~ "='" ~ needed ~ "', got '" ~ value ~ "'"
         ) -%}
     {%- endfor -%}
+    {%- do lakehouse_patterns.require_supported_configs('merger', 'meta.lakehouse_patterns.merger') -%}
 {% endmacro %}
 
 

@@ -824,10 +824,6 @@ REFUSED = {
     ),
     "not_delta": (model(file_format="'iceberg'"), "needs file_format='delta', got 'iceberg'"),
     "no_key": (model(unique_key="none"), "needs unique_key"),
-    "unknown_option": (
-        model("{'delete': 'hard'}"),
-        "has no option 'delete'; allowed: deletes, is_deleted",
-    ),
     "unknown_deletes": (
         model("{'deletes': 'all'}"),
         "deletes must be one of none, soft, hard, got 'all'",
