@@ -14,9 +14,20 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.error_management import filter_interceptor, windowed_counter
-from python_jobs.idempotency import keyed_sessions
-from python_jobs.ingestion import compactor, full_loader, incremental_table_loader
+from python_jobs.error_management import (
+    filter_interceptor,
+    late_data_detector,
+    windowed_counter,
+)
+from python_jobs.idempotency import data_overwrite, keyed_sessions
+from python_jobs.ingestion import (
+    change_data_feed,
+    compactor,
+    data_contract,
+    full_loader,
+    incremental_table_loader,
+    transformation_replicator,
+)
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.records.json_records import parse_records
@@ -99,11 +110,62 @@ def test_keyed_sessions_take_a_key_of_any_name_but_those_of_the_result(spark: Sp
         keyed_sessions.Parameters(**declared, key={"Status": "dead"})
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("key", "Before", "rows_before"), ("Op", "event_id", "commit_version"), ("a.b", "after", "select")],
+)
+def test_change_data_feed_takes_columns_of_any_name(spark: SparkSession, names: tuple[str, str, str]) -> None:
+    feed = spark.createDataFrame(
+        [(1, "old", "x", "update_preimage", 5, NOW), (1, "new", "x", "update_postimage", 5, NOW)],
+        [*names, *change_data_feed.FEED_COLUMNS],
+    )
+    (event,) = change_data_feed.events(feed, [names[0]], "table").collect()
+    assert (event["op"], tuple(event["key"]), event["commit_version"]) == ("u", (1,), 5)
+    assert (tuple(event["before"]), tuple(event["after"])) == ((1, "old", "x"), (1, "new", "x"))
+    assert event["after"].asDict() == dict(zip(names, (1, "new", "x"), strict=True))
+
+
+def test_late_data_detector_takes_columns_of_any_name(spark: SparkSession) -> None:
+    names = ["Value", "text", "late", "a.b", "now"]
+    rows = spark.createDataFrame([("2024-03-01T11:00:00Z", 1, 2, 3, 4)], names)
+    judged = late_data_detector.judged(rows, "Value", NOW, NOW, dt.timedelta(hours=1))
+    assert set(judged.columns) == {
+        *names,
+        *late_data_detector.JUDGEMENT_COLUMNS,
+        "error_class",
+        "error_message",
+    }
+    assert_rows(
+        judged.selectExpr("Value", "text", "late", "`a.b`", "now", "is_late", "delay_seconds", "error_class"),
+        [("2024-03-01T11:00:00Z", 1, 2, 3, 4, True, 3600.0, None)],
+    )
+
+
+def test_transformation_replicator_and_data_overwrite_take_columns_of_any_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([(1, "x", "secret")], ["Row", "order `id`", "a b"])
+    (tmp_path / "contract.yml").write_text(
+        "dataset: orders\ncolumns: [{name: row}, {name: 'ORDER `ID`'}, {name: A B, tags: [pii]}]",
+        encoding="utf-8",
+    )
+    contract = data_contract.load_contract(str(tmp_path / "contract.yml"))
+    permitted, unknown = transformation_replicator.permitted(rows, contract)
+    assert_rows(permitted, [(1, "x")])
+    assert unknown == []
+    inside = data_overwrite.inside(rows, {"A B": "'secret'", "row": "1"})
+    assert inside.columns == ["order `id`"]
+    assert_rows(inside, [("x",)])
+    assert_rows(data_overwrite.writable(rows, "csv"), [(1, "x", "secret")])
+
+
 def test_columns_that_differ_from_a_result_in_case_alone_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     rows = spark.createDataFrame([(1, "{}")], ["Rejected_By", "payload"])
-    with pytest.raises(WrongUse, match="the rows already have columns of these names: Rejected_By"):
+    with pytest.raises(
+        WrongUse, match="the source has columns that this job writes itself: Rejected_By; rename them"
+    ):
         filter_interceptor.flags(rows, [filter_interceptor.Condition("one", "true")])
     schema = spark.createDataFrame([], "rejected_by int").schema
     with pytest.raises(WrongUse, match="the source already has columns of these names: rejected_by"):

@@ -22,10 +22,17 @@
     ) -%}
     {%- for name in columns -%}
         {%- do lakehouse_patterns.require(
-            name not in key + [effective_from, effective_to],
+            lakehouse_patterns.column_name(key + [effective_from, effective_to], name) is none,
             "scd_type_6 has columns of attributes; '" ~ name ~ "' is part of the key or of the validity"
         ) -%}
     {%- endfor -%}
+    {%- set added = [] -%}
+    {%- for name in columns -%}
+        {%- do added.extend([name ~ '_current', name ~ '_historical', name ~ '_previous']) -%}
+    {%- endfor -%}
+    {%- do lakehouse_patterns.require_free_names(
+        lakehouse_patterns.names_without_case(lakehouse_patterns.known_types(versions), columns), added, 'scd_type_6'
+    ) -%}
     {%- set entity = lakehouse_patterns.quoted_names(key) | join(', ') -%}
     {%- set starts = lakehouse_patterns.quoted_name(effective_from) -%}
     {%- set ends = lakehouse_patterns.quoted_name(effective_to) -%}

@@ -29,11 +29,14 @@
         computed is mapping and computed, 'computed of wrapper must map names to SQL expressions, got ' ~ computed
     ) -%}
     {%- do lakehouse_patterns.require(
-        not (computable_when and 'computation_failed' in computed),
+        not computable_when or lakehouse_patterns.column_name(computed, 'computation_failed') is none,
         "computed of wrapper must not hold 'computation_failed', the flag that computable_when adds"
     ) -%}
     {%- set names = {'raw': raw_name, 'computed': computed_name, 'prefix': prefix} -%}
     {%- set fields = computed.keys() | list + (['computation_failed'] if computable_when else []) -%}
+    {%- do lakehouse_patterns._wrapper_require_free_names(
+        lakehouse_patterns.known_types(relation), layout, fields, names
+    ) -%}
     {%- set rows -%}
 select
     struct(*) as raw,
@@ -105,6 +108,24 @@ from (
 {%- endmacro %}
 
 
+{% macro _wrapper_require_free_names(types, layout, fields, names) %}
+    {#- What a layout puts beside the original columns, or beside the computed ones. -#}
+    {%- if layout == 'computed_struct' -%}
+        {%- do lakehouse_patterns.require_free_names(
+            types, [names.computed], 'wrapper', 'pass another name as computed_name'
+        ) -%}
+    {%- elif layout == 'raw_struct' -%}
+        {%- do lakehouse_patterns.require_free_names(fields, [names.raw], 'wrapper', 'pass another name as raw_name') -%}
+    {%- elif layout == 'flat' -%}
+        {%- set flat = [] -%}
+        {%- for name in fields -%}
+            {%- do flat.append(names.prefix ~ name) -%}
+        {%- endfor -%}
+        {%- do lakehouse_patterns.require_free_names(types, flat, 'wrapper', 'pass another prefix') -%}
+    {%- endif -%}
+{% endmacro %}
+
+
 {% macro _wrapper_layout(rows, layout, fields, key, part, names) %}
     {#- Rows of the normal form as one layout. -#}
     {%- do lakehouse_patterns.require_one_of(
@@ -115,7 +136,8 @@ from (
         {%- do lakehouse_patterns.require(keys, 'layout two_tables needs key, the unique key that joins the tables') -%}
         {%- do lakehouse_patterns.require_one_of('part of layout two_tables', part, ['raw', 'computed']) -%}
         {%- do lakehouse_patterns.require(
-            not fields | select('in', keys) | list, 'a computed value must not have the name of a key column'
+            lakehouse_patterns.names_without_case(fields, keys) == fields,
+            'a computed value must not have the name of a key column'
         ) -%}
     {%- else -%}
         {%- do lakehouse_patterns.require(

@@ -16,6 +16,17 @@
 
 {% macro default__dead_letter_flags(relation, transformations) %}
     {%- do lakehouse_patterns._require_transformations(transformations) -%}
+    {%- set own = ['error_class', 'error_message'] -%}
+    {%- set types = lakehouse_patterns.known_types(relation) -%}
+    {%- do lakehouse_patterns.require_free_names(types, own, 'dead_letter_flags') -%}
+    {%- for t in transformations -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns.column_name(types, t.name) is none and lakehouse_patterns.column_name(own, t.name) is none,
+            "the transformation '" ~ t.name ~ "' adds a column of its name, which the result has already: give it "
+            ~ 'another name'
+        ) -%}
+        {%- do own.append(t.name) -%}
+    {%- endfor -%}
 select
     *,
     case
@@ -83,6 +94,9 @@ where error_class is null
 {% endmacro %}
 
 {% macro default__dead_letter_rows(flagged, job_name, job_version, processed_at) -%}
+    {%- do lakehouse_patterns.require_free_names(
+        lakehouse_patterns.known_types(flagged), ['job_name', 'job_version', 'processed_at'], 'dead_letter_rows'
+    ) -%}
 select
     *,
     {{ lakehouse_patterns.text_literal(job_name or this.identifier) }} as job_name,

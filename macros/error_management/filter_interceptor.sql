@@ -15,6 +15,9 @@
 
 {% macro default__filter_interceptor_flags(relation, conditions) %}
     {%- set conditions = lakehouse_patterns._named_conditions(conditions) -%}
+    {%- do lakehouse_patterns.require_free_names(
+        lakehouse_patterns.known_types(relation), ['rejected_by', 'rejected_as'], 'filter_interceptor_flags'
+    ) -%}
 select
     *,
     case rejected_by

@@ -95,6 +95,9 @@ where
 {% endmacro %}
 
 {% macro default__windowed_deduplicator_flags(relation, key, order_by, keep, nullable_key, on_null_key, content) %}
+    {%- do lakehouse_patterns.require_free_names(
+        lakehouse_patterns.known_types(relation), ['duplicate_as'], 'windowed_deduplicator_flags'
+    ) -%}
     {%- set rules = lakehouse_patterns._deduplicator_rules(
         relation, key, order_by, keep, nullable_key, on_null_key, content
     ) -%}
@@ -143,7 +146,7 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         ) -%}
     {%- endfor -%}
     {%- set expressions = lakehouse_patterns.as_list(key) -%}
-    {%- set types = lakehouse_patterns._deduplicator_types(relation) -%}
+    {%- set types = lakehouse_patterns.known_types(relation) -%}
     {%- do lakehouse_patterns.require_sortable(types, expressions, 'key') -%}
     {%- do lakehouse_patterns.require_sortable(types, order, 'order_by') -%}
     {%- set whole = lakehouse_patterns._deduplicator_content(relation, content) -%}
@@ -166,11 +169,6 @@ where {{ lakehouse_patterns._any_is_null(required) }}
     }) }}
 {% endmacro %}
 
-{% macro _deduplicator_types(relation) %}
-    {#- Empty for what can't be described: a name, which may be that of a CTE, and a table that is not there yet. -#}
-    {{ return({} if relation is string or not execute else lakehouse_patterns.column_types(relation)) }}
-{% endmacro %}
-
 {% macro _deduplicator_content(relation, content) %}
     {#-
         {expression, is_text, columns}: whether the expression is the JSON of the whole row, and the columns of which it
@@ -180,7 +178,7 @@ where {{ lakehouse_patterns._any_is_null(required) }}
         {{ return({'expression': content, 'is_text': false, 'columns': none}) }}
     {%- endif -%}
     {%- set columns, has_text = [], [] -%}
-    {%- for name, type in lakehouse_patterns._deduplicator_types(relation).items() -%}
+    {%- for name, type in lakehouse_patterns.known_types(relation).items() -%}
         {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
         {%- if not lakehouse_patterns.is_sortable(type) -%}
             {%- do has_text.append(name) -%}

@@ -124,6 +124,10 @@
     {#- The groups that new rows touch, for a model that recomputes whole groups. -#}
     {%- set groups = lakehouse_patterns.quoted_names(lakehouse_patterns.as_list(by)) -%}
     {%- set column = lakehouse_patterns._incremental_loader_column(column) -%}
+    {%- do lakehouse_patterns.require_free_names(
+        lakehouse_patterns.as_list(by), [column | replace('`', '')], 'incremental_groups',
+        'leave it out of by, whose groups have its newest value'
+    ) -%}
     {%- do lakehouse_patterns.require(groups, 'incremental_groups needs by: the column or columns of a group') -%}
 select
     {{ groups | join(',\n    ') }},

@@ -21,6 +21,26 @@
 {% endmacro %}
 
 
+{% macro known_types(relation) %}
+    {#- Empty for what can't be described: a name, which may be that of a CTE, and a table that is not there yet. -#}
+    {{ return({} if relation is string or not execute else lakehouse_patterns.column_types(relation)) }}
+{% endmacro %}
+
+
+{% macro require_free_names(names, own, what, advice='rename it in the query, or leave it out with except') %}
+    {#-
+        For a macro or a materialization that adds columns (`own`) to a user's. Without it the engine would report an
+        ambiguous reference or a duplicate column.
+    -#}
+    {%- for name in names -%}
+        {%- do lakehouse_patterns.require(
+            lakehouse_patterns.column_name(own, name) is none,
+            "the column '" ~ name ~ "' has the name of a column that " ~ what ~ ' adds: ' ~ advice
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
 {% macro query_types(sql) %}
     {#- The same of a query, which isn't run. -#}
     {%- set types, relation = {}, '(\n' ~ sql ~ '\n)' -%}

@@ -53,7 +53,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import named_columns, string_literal, taken_names
+from python_jobs.shared.spark.sql_text import named_columns, require_free_names, string_literal
 
 REJECTED_BY = "rejected_by"
 REJECTED_AS = "rejected_as"
@@ -165,9 +165,7 @@ def _check(rows: DataFrame, conditions: Sequence[Condition]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise WrongUse(f"conditions have the same name: {', '.join(twice)}")
-    taken = taken_names(rows.columns, by=(REJECTED_BY, REJECTED_AS, PREDICATE_ERROR))
-    if taken:
-        raise WrongUse(f"the rows already have columns of these names: {', '.join(taken)}")
+    require_free_names(rows.columns, (REJECTED_BY, REJECTED_AS, PREDICATE_ERROR))
 
 
 def _guarded(predicate: Callable[[Row], bool | None]) -> Callable[[Row], tuple[bool | None, str | None]]:

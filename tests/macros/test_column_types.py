@@ -5,7 +5,7 @@ A macro is added by an entry in CALLS, over the view `kinds` with its two rows, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from dbt.adapters.spark.relation import SparkRelation
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import SparkSession
 
+from tests.support.dbt_project import DbtProject
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
+from tests.support.session import environment
 
 KINDS = {
     "a_map": "map('k', 1)",
@@ -219,3 +221,89 @@ def test_a_merge_keeps_what_delta_does_with_a_table(
     )
     found = spark.sql(f"select `order id`, string(day), tags['a'], month, row_no > 0 from {table}")
     assert_rows(found, [(1, "2024-02-01", "b", 2, True), (2, "2024-02-01", None, 2, True)])
+
+
+MATERIALIZED = {
+    "data_overwrite": {"data_overwrite": {"where": "day = date'{logical_date}'"}},
+    "awap": {
+        "awap": {
+            "period": "day",
+            "audits": [{"name": "known", "type": "null_share", "column": "id", "max": 0}],
+        }
+    },
+    "unit_tables": {"unit_tables": {"unit": "month"}},
+    "versioned_table": {"versioned_table": {"key": "id"}},
+}
+UNSTORED = ("length", "months")  # Delta has no intervals
+STORED = {name: sql for name, sql in KINDS.items() if name not in UNSTORED} | {
+    "word": "cast('a' as varchar(5))"
+}
+VALUES = (
+    1,
+    {"k": 1},
+    [1, 2],
+    "{'x':1,'y':{'k':1}}",
+    b"\x00\xff",
+    '{"x":1}',
+    "ab",
+    "1.100000000000000000",
+    "a",
+)
+DAY_1, DAY_2 = "2026-01-01", "2026-01-02"
+
+
+def kinds_model(name: str, columns: dict[str, str], **config: Any) -> str:
+    """Return a model of the materialization ``name`` with columns of these expressions, one row a day."""
+    config = {"materialized": name, "meta": {"lakehouse_patterns": MATERIALIZED[name]}} | config
+    selected = ", ".join(f"{sql} as {column}" for column, sql in columns.items())
+    day = "date'{{ lakehouse_patterns.logical_date() }}'"
+    columns_of = f"cast(1 as bigint) as id, {day} as day{chr(44) * bool(selected)} {selected}"
+    return f"{{{{ config(**{config!r}) }}}}\nselect {columns_of}"
+
+
+@pytest.fixture(scope="module")
+def kinds(make_project: Callable[..., DbtProject]) -> DbtProject:
+    """Models of each materialization: with every type that Delta stores, and over a table with features."""
+    files = {}
+    wide = {"tblproperties": {"delta.enableDeletionVectors": "true", "delta.columnMapping.mode": "name"}}
+    for name in MATERIALIZED:
+        files[f"models/{name}_kinds.sql"] = kinds_model(name, STORED, **wide)
+    for name in ("data_overwrite", "awap"):
+        later = {"on_schema_change": "append_new_columns", "location_root": None}
+        files[f"models/{name}_later.sql"] = kinds_model(name, STORED, **later)
+    project = make_project(files)
+    for name in ("data_overwrite", "awap"):
+        project.spark.sql(
+            f"create table {project.schema}.{name}_later (id bigint, day date, filled string default 'new', "
+            "month int generated always as (month(day)), row_no bigint generated always as identity) using delta "
+            "tblproperties ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name', "
+            "'delta.feature.allowColumnDefaults' = 'supported')"
+        )
+        project.spark.sql(f"insert into {project.schema}.{name}_later (id, day) values (7, date'{DAY_2}')")
+    for day in (DAY_1, DAY_2):
+        with environment(LOGICAL_DATE=day):
+            project.run("run")
+    return project
+
+
+@pytest.mark.parametrize("name", MATERIALIZED)
+def test_a_materialization_stores_columns_of_every_type(kinds: DbtProject, name: str) -> None:
+    days = [DAY_2] if name == "versioned_table" else [DAY_1, DAY_2]
+    rows = kinds.table(f"{name}_kinds").selectExpr(
+        "string(day)", "id", "a_map", "a_list", "to_json(a_struct)", "bytes", "to_json(a_variant)", "letters",
+        "string(amount)", "word", "string(local_time)", "isnan(ratio)", "nothing",
+    )  # fmt: skip
+    id_, a_map, a_list, a_struct, a_binary, a_variant, letters, amount, word = VALUES
+    expected = (id_, a_map, a_list, a_struct.replace("'", '"'), a_binary, a_variant, letters, amount, word)
+    assert_rows(rows, [(day, *expected, "2024-03-01 10:00:00", True, None) for day in days])
+
+
+@pytest.mark.parametrize("name", ["data_overwrite", "awap"])
+def test_a_table_fills_its_own_columns_and_gets_columns_of_every_type(kinds: DbtProject, name: str) -> None:
+    """Deletion vectors, column mapping, a default, a generated and an identity column; DAY_2 is replaced."""
+    table = kinds.table(f"{name}_later")
+    assert table.columns == ["id", "day", "filled", "month", "row_no", *STORED]
+    found = table.selectExpr(
+        "id", "string(day)", "filled", "month", "row_no > 0", "a_map['k']", "to_json(a_variant)"
+    )
+    assert_rows(found, [(1, day, "new", 1, True, 1, '{"x":1}') for day in (DAY_1, DAY_2)])

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from dbt.adapters.spark.relation import SparkRelation
 from dbt_common.exceptions import DbtRuntimeError
 from pyspark.sql import Row, SparkSession
 
@@ -103,6 +105,20 @@ def replaced(n: Names) -> dict[str, Any]:
     """Return the same of a run that replaces an interval and compares it with the past."""
     change = {"name": "changed", "type": "change", "expression": f"count({q(n[0])})"}
     return audited(n, target="odd", interval=f"{q(n[2])} >= date'2026-01-05'", audits=[change])
+
+
+ODD_VIEW = SparkRelation.create(identifier="odd", type="view")
+LOADED = "(select *, 'f' as file_path, 1 as load_id from odd)"
+JUDGED = "(select *, cast(null as string) as rejected_by, cast(null as string) as rejected_as from odd)"
+READ = "(select *, cast(null as string) as error_class, cast(null as string) as error_message from odd)"
+DEAD = "(select *, 'NULL_RESULT' as error_class, 'why' as error_message from odd)"
+AT_ONCE = {"run_id": "1", "run_at": "2026-01-05 00:00:00"}
+
+
+def rewrapped(n: Names, **others: Any) -> dict[str, Any]:
+    """Return the arguments of `rewrap` and `unwrap`."""
+    relation = f"(select *, named_struct('of them', upper({q(n[1])})) as decorated from odd)"
+    return {"relation": relation, "computed": ["of them"]} | others
 
 
 # macro, arguments, where a fragment belongs, how many rows and columns come out
@@ -217,12 +233,128 @@ CALLS: list[tuple[str, Callable[[Names], dict[str, Any]], str, tuple[int, int]]]
         (2, 3),
     ),
     ("incremental_rejects", lambda n: {"column": q(n[2])}, "select * from odd where {}", (0, 3)),
+    (
+        "incremental_window",
+        lambda n: {"column": q(n[2]), "bootstrap_from": "2024-01-01"},
+        "select * from odd where {}",
+        (3, 3),
+    ),
+    ("current_lines", lambda n: {"lines": LOADED, "files": f"(select * from {LOADED})"}, "{}", (3, 5)),
+    ("rewrap", lambda n: rewrapped(n, from_layout="computed_struct", to_layout="raw_struct"), "{}", (3, 2)),
+    (
+        "rewrap",
+        lambda n: (
+            wrapped(n, from_layout="two_tables", to_layout="flat", key=n[0])
+            | {"computed": ["of them"], "computed_relation": f"(select {q(n[0])}, 'A' as `of them` from odd)"}
+        ),
+        "{}",
+        (5, 4),
+    ),
+    ("unwrap", lambda n: rewrapped(n, layout="computed_struct"), "{}", (3, 3)),
+    ("test_no_wrapped_columns", lambda n: {"model": ODD_VIEW, "names": list(n)}, "{}", (0, 1)),
+    ("filter_interceptor_valid_rows", lambda n: {"flagged": JUDGED}, "{}", (3, 3)),
+    (
+        "filter_interceptor_statistics",
+        lambda n: {"conditions": conditions(n)["conditions"], "flagged": JUDGED} | AT_ONCE,
+        "{}",
+        (1, 8),
+    ),
+    ("dead_letter_valid_rows", lambda n: {"flagged": READ}, "{}", (3, 3)),
+    (
+        "dead_letter_rows",
+        lambda n: {"flagged": DEAD, "job_name": "it's", "processed_at": "2026-01-05 00:00:00"},
+        "{}",
+        (3, 8),
+    ),
+    (
+        "dead_letter_share_failures",
+        lambda n: {"flagged": DEAD, "max_share": 0, "min_records": 1},
+        "{}",
+        (1, 3),
+    ),
+    (
+        "transformation_replicator",
+        lambda n: {"relation": ODD_VIEW, "contract": [{"name": name} for name in n]},
+        "select {} from odd",
+        (3, 3),
+    ),
+    (
+        "test_no_sensitive_columns",
+        lambda n: {
+            "model": ODD_VIEW,
+            "replica_of": ODD_VIEW,
+            "contract": [{"name": n[0]}, {"name": n[1]}, {"name": n[2].lower(), "tags": ["pii"]}],
+        },
+        "select 'x' from ({})",  # the column's name
+        (1, 1),
+    ),
 ]
-# Columns of the result, which a macro can't name otherwise.
+# Columns of the result, which a macro can't name otherwise, and columns of what it reads.
 RESULTS = {
     "rejected_by", "rejected_as", "error_class", "error_message", "duplicate_as",
     "bucket", "delay_up_to", "row_count", "max_delay_seconds",
+    "job_name", "job_version", "processed_at", "file_path", "load_id",
 }  # fmt: skip
+# Macros without an entry in CALLS, with the reason or the test that has their names.
+ODD_TABLES = "test_a_materialization_quotes_names_and_finds_them_in_any_case"
+OWN_TABLE = "it reads a table of the pattern, whose columns have fixed names"
+NO_COLUMN = "it names no column"
+EXCEPTIONS = {
+    "materialization_awap_spark": ODD_TABLES,
+    "materialization_data_overwrite_spark": ODD_TABLES,
+    "materialization_scd2_spark": ODD_TABLES,
+    "materialization_unit_tables_spark": ODD_TABLES,
+    "materialization_versioned_table_spark": ODD_TABLES,
+    "clear_vanished_dates": ODD_TABLES,
+    "add_unit_column": ODD_TABLES,
+    "snapshot_timestamp_strategy": "test_names_are_quoted_and_found_in_any_case",
+    "snapshot_check_strategy": "test_names_are_quoted_and_found_in_any_case",
+    "change_data_capture_flags": "test_columns_may_have_the_names_of_the_macros_own_parts",
+    "change_data_capture_changes": "test_columns_may_have_the_names_of_the_macros_own_parts",
+    "dead_letter_statistics": OWN_TABLE,
+    "dead_letter_queue_failures": OWN_TABLE,
+    "test_dead_letter_queue": OWN_TABLE,
+    "rejected_share_rises": OWN_TABLE,
+    "test_rejected_share_steady": OWN_TABLE,
+    "test_audit_within": OWN_TABLE,
+    "circuits_sql": OWN_TABLE,
+    "require_closed_circuits": OWN_TABLE,
+    "test_dead_letter_share": "it is dead_letter_share_failures",
+    "overwritten": "it returns the condition that the user wrote",
+    "compactor_optimize": "it returns the condition that the user wrote",
+    "compactor": NO_COLUMN,
+    "compactor_inline": NO_COLUMN,
+    "compactor_vacuum": NO_COLUMN,
+    "lookback_dates": NO_COLUMN,
+    "unit_name": NO_COLUMN,
+    "starts_unit": NO_COLUMN,
+    "create_unit": "the user writes the column definitions",
+    "clean_unit": NO_COLUMN,
+    "drop_unit": NO_COLUMN,
+    "freeze_units": NO_COLUMN,
+    "time_travel": NO_COLUMN,
+    "incremental_watermark": NO_COLUMN,
+    "transformation_replicator_purge": NO_COLUMN,
+    "expose_version": NO_COLUMN,
+    "withdraw_readiness": NO_COLUMN,
+    "publish_readiness": NO_COLUMN,
+    "adopt_tables": NO_COLUMN,
+    "is_incremental": NO_COLUMN,
+    "logical_date": NO_COLUMN,
+    "check_pattern_options": NO_COLUMN,
+}
+
+
+def test_every_public_macro_has_its_names_tested_or_a_reason() -> None:
+    described: dict[str, bool] = {}
+    for file in (REPOSITORY / "macros").rglob("*.yml"):
+        for macro in yaml.safe_load(file.read_text(encoding="utf-8")).get("macros") or []:
+            described[macro["name"]] = macro.get("docs", {}).get("show", True)
+    public = {name for name, is_shown in described.items() if is_shown}
+    called = {macro for macro, *_ in CALLS}
+    assert called & EXCEPTIONS.keys() == set()
+    assert public == (called & public) | EXCEPTIONS.keys()
+    assert called <= described.keys() | {f"test_{name}" for name in described}
 
 
 def view(spark: SparkSession, names: Names) -> None:
@@ -285,6 +417,70 @@ def test_a_macro_quotes_names(
             assert sorted(map(values, found.collect()), key=repr) == sorted(map(values, rows), key=repr)
 
 
+CONDITION = {"conditions": [{"name": "known", "condition": "id is not null"}]}
+COPIED = {"transformations": [{"name": "copy", "expression": "id", "inputs": ["id"]}]}
+COMPUTED = {"relation": None, "computed": {"twice": "id * 2"}}
+LETTERS = {"flagged": None, "job_name": "devices", "processed_at": "2026-01-05 00:00:00"}
+HISTORY = {"unique_key": "id", "columns": "plan"}
+RENAMED = "rename it in the query, or leave it out with except"
+# macro, arguments, the column of the relation, what to do
+TAKEN: list[tuple[str, dict[str, Any], str, str]] = [
+    ("filter_interceptor_flags", CONDITION, "Rejected_By", RENAMED),
+    ("filter_interceptor_flags", CONDITION, "REJECTED_AS", RENAMED),
+    ("dead_letter_flags", COPIED, "Error_Class", RENAMED),
+    ("dead_letter_flags", COPIED, "error_message", RENAMED),
+    ("dead_letter_rows", LETTERS, "Job_Name", RENAMED),
+    ("dead_letter_rows", LETTERS, "job_version", RENAMED),
+    ("dead_letter_rows", LETTERS, "PROCESSED_AT", RENAMED),
+    ("windowed_deduplicator_flags", {"key": "id", "order_by": "plan"}, "Duplicate_As", RENAMED),
+    ("scd_type_6", {"versions": None, **HISTORY}, "Plan_Previous", RENAMED),
+    ("scd_type_6", {"versions": None, **HISTORY}, "plan_CURRENT", RENAMED),
+    ("wrapper", COMPUTED, "Decorated", "pass another name as computed_name"),
+    ("wrapper", COMPUTED | {"layout": "flat"}, "Computed_Twice", "pass another prefix"),
+]
+
+
+@pytest.mark.parametrize(("macro", "arguments", "column", "advice"), TAKEN)
+def test_a_column_that_a_macro_adds_is_refused_in_any_case(
+    spark: SparkSession,
+    render: MacroRenderer,
+    macro: str,
+    arguments: dict[str, Any],
+    column: str,
+    advice: str,
+) -> None:
+    relation = SparkRelation.create(identifier="taken", type="view")
+    given = {"relation": relation} | arguments
+    given = {name: relation if value is None else value for name, value in given.items()}
+    if set(given) & {"flagged", "versions"}:
+        del given["relation"]
+    spark.sql(f"create or replace temporary view taken as select 1 as id, 'free' as plan, 'x' as {column}")
+    with pytest.raises(DbtRuntimeError, match=rf"column '{column}' has the name of a column .*: {advice}"):
+        render(macro, **given)
+    spark.sql("create or replace temporary view taken as select 1 as id, 'free' as plan, 'x' as other")
+    render(macro, **given)
+
+
+def test_names_that_meet_among_the_arguments_are_refused(spark: SparkSession, render: MacroRenderer) -> None:
+    relation = SparkRelation.create(identifier="taken", type="view")
+    spark.sql("create or replace temporary view taken as select 1 as id, 'free' as plan")
+    for name in ("PLAN", "Error_Class"):
+        transformations = [{"name": name, "expression": "id", "inputs": ["id"]}]
+        with pytest.raises(DbtRuntimeError, match=f"the transformation '{name}' adds a column of its name"):
+            render("dead_letter_flags", relation=relation, transformations=transformations)
+    twice = [COPIED["transformations"][0], COPIED["transformations"][0] | {"name": "Copy"}]
+    with pytest.raises(DbtRuntimeError, match="the transformation 'Copy' adds a column of its name"):
+        render("dead_letter_flags", relation="taken", transformations=twice)
+    with pytest.raises(DbtRuntimeError, match=r"column 'Raw' has the name .*: pass another name as raw_name"):
+        render("wrapper", relation=relation, computed={"Raw": "id"}, layout="raw_struct")
+    with pytest.raises(DbtRuntimeError, match="must not have the name of a key column"):
+        render("wrapper", relation="taken", computed={"ID": "1"}, layout="two_tables", key="id", part="raw")
+    with pytest.raises(DbtRuntimeError, match="'Id' is part of the key or of the validity"):
+        render("scd_type_6", versions="taken", unique_key="id", columns="Id")
+    with pytest.raises(DbtRuntimeError, match=r"column 'AT' has the name .*: leave it out of by"):
+        render("incremental_groups", relation="taken", by=["id", "AT"], column="at")
+
+
 def test_a_group_with_the_name_of_a_column_of_the_report_is_refused(render: MacroRenderer) -> None:
     with pytest.raises(DbtRuntimeError, match="by can't take 'Bucket', which is a column of the report"):
         render("lateness_report", **lateness(ODD, buckets=["1 hour"], by="Bucket"))
@@ -311,23 +507,48 @@ def test_a_folder_of_circuits_is_no_pattern(
 SOURCES = "sources: [{name: raw, schema: '{{ target.schema }}', tables: [{name: odd_rows}]}]"
 MAPPED = "tblproperties={'delta.columnMapping.mode': 'name', \"it's\": \"it's ours\"}"
 LAID_OUT = "partition_by='order id', location_root=env_var('LAKEHOUSE_ROOT') ~ \"/it's\""
+# The columns with helpers' names hold what a model takes as key, order, time or audited value.
+DAY, NUMBER, TEXT = "run", "batch", "quarantine"
 AUDITED = (
-    "{'period': 'upper', 'audits': [{'name': 'known', 'type': 'null_share', 'column': 'order id', 'max': 0}, "
-    "{'name': 'kept', 'type': 'record', 'valid_when': '`select` is not null', 'outcome': 'dispatch', "
-    "'max_invalid_share': 0.5}]}"
+    "{'period': 'RUN', 'audits': [{'name': 'known', 'type': 'null_share', 'column': 'Batch', 'max': 0}, "
+    "{'name': 'kept', 'type': 'record', 'valid_when': '`select` is not null and quarantine is not null', "
+    "'outcome': 'dispatch', 'max_invalid_share': 0.5}]}"
 )
+VANISHED = "{{ lakehouse_patterns.clear_vanished_dates(source('raw', 'odd_rows'), 'Run', 3) }}"
 MODELS = {
     "odd_awap": f"materialized='awap', meta={{'lakehouse_patterns': {{'awap': {AUDITED}}}}}",
-    "odd_overwrite": f"materialized='data_overwrite', {LAID_OUT}, "
+    "odd_overwrite": f"materialized='data_overwrite', {LAID_OUT}, post_hook=\"{VANISHED}\", "
     "meta={'lakehouse_patterns': {'data_overwrite': {'where': '`Order Id` > 0'}}}",
-    "odd_versions": "materialized='versioned_table', "
-    "meta={'lakehouse_patterns': {'versioned_table': {'key': 'ORDER ID', 'not_null': 'Select'}}}",
-    "odd_units": "materialized='unit_tables', partition_by='UPPER'",
-    "odd_merged": f"materialized='incremental', incremental_strategy='merge', unique_key='order id', {LAID_OUT}, "
-    "meta={'lakehouse_patterns': {'merger': {'sequence': 'upper', 'keep_on_null': 'SELECT'}}}",
-    "odd_history": "materialized='scd2', unique_key='order id', "
-    "meta={'lakehouse_patterns': {'scd2': {'changed_at': 'upper', 'tracked_columns': 'SELECT'}}}",
+    "odd_versions": "materialized='versioned_table', meta={'lakehouse_patterns': {'versioned_table': "
+    "{'key': ['ORDER ID', 'Copies', 'NULL_0'], 'not_null': ['Select', 'Quarantine']}}}",
+    "odd_units": "materialized='unit_tables', partition_by=['UPPER', 'Version']",
+    "odd_merged": f"materialized='incremental', incremental_strategy='merge', {LAID_OUT}, "
+    "unique_key=['order id', 'batch', 'QUARANTINE'], meta={'lakehouse_patterns': {'merger': "
+    "{'sequence': ['upper', 'Run', 'Payload'], 'keep_on_null': ['SELECT', 'row_count'], 'on_null_key': 'quarantine'}}}",
+    "odd_history": "materialized='scd2', unique_key=['order id', 'Stored', 'BATCH'], "
+    "meta={'lakehouse_patterns': {'scd2': {'changed_at': 'run', 'sequence': 'Sequence', 'on_null_key': 'quarantine', "
+    "'tracked_columns': ['SELECT', 'quarantine', 'ENTITY']}}}",
 }
+# Columns that a materialization adds, and refuses in a user's table.
+ADDED = {"effective_from", "effective_to", "is_current", "closed_by_delete", "changes", "unit_day"}
+
+
+def named_like_helpers() -> dict[str, str]:
+    """Return SQL of the columns `id`, `text` and `day` by all names that our SQL gives to its own, in mixed case."""
+    found = {"null_0", "has_null_0"}  # numbered
+    for folder in ("quality", "idempotency", "data_value/scd_type_2", "ingestion/full_loader", "shared"):
+        for path in (REPOSITORY / "macros" / folder).rglob("*.sql"):
+            text = re.sub(r"{#.*?#}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+            found |= {
+                name.lower() for name in re.findall(r"(?m)[\s)](?:as|with) (\w+)(?=,?$| \(|\)|,)", text)
+            }
+    found = {name for name in found - ADDED if not name.startswith("lakehouse_patterns_")}
+    assert {DAY, NUMBER, TEXT, "copies", "null_0", "stored", "payload", "entity", "row_count"} <= found
+    kinds = {DAY: "day", TEXT: "text"}
+    return {
+        (str.upper, str.title, str)[place % 3](name): kinds.get(name, "id")
+        for place, name in enumerate(sorted(found))
+    }
 
 
 def test_a_materialization_quotes_names_and_finds_them_in_any_case(
@@ -338,22 +559,46 @@ def test_a_materialization_quotes_names_and_finds_them_in_any_case(
         for name, config in MODELS.items()
     }
     project = make_project(files | {"models/sources.yml": SOURCES})
+    helpers = named_like_helpers()
+    columns = list(zip(map(q, ODD), ("id", "text", "day"), strict=True))
+    columns += [(q(name), kind) for name, kind in helpers.items()]
     project.spark.sql(
         f"create table {project.schema}.odd_rows using delta "
-        f"tblproperties ('delta.columnMapping.mode' = 'name') as "
-        f"select distinct * from {ROWS} as ({', '.join(map(q, ODD))})"
+        "tblproperties ('delta.columnMapping.mode' = 'name') as "
+        f"select distinct {', '.join(f'{kind} as {name}' for name, kind in columns)} from {ROWS} as (id, text, day)"
     )
     with environment(LOGICAL_DATE="2026-01-05"):
         project.run("run")
         project.run("run", "--exclude", "odd_units")
+        project.run(
+            "run-operation",
+            "add_unit_column",
+            "--args",
+            "{model_name: odd_units, column: Group By, type: int}",
+        )
+    taken = [name for name in helpers if name.lower() not in ("run", "sequence")]
     assert_rows(
-        project.table("odd_history").selectExpr("`Order Id`", "`select`", "string(effective_from)"), WHOLE[:2]
+        project.table("odd_history").selectExpr(
+            "`Order Id`", "`select`", "string(effective_from)", *map(q, taken)
+        ),
+        [(*row, *(value(row, helpers[name]) for name in taken)) for row in WHOLE[:2]],
     )
     for name in MODELS.keys() - {"odd_history"}:
-        assert project.table(name).columns == list(ODD)
-        assert_rows(project.table(name).selectExpr("`Order Id`", "`select`", "string(UPPER)"), WHOLE[:2])
+        more = ["Group By"] if name == "odd_units" else []
+        assert project.table(name).columns == [*ODD, *helpers, *more]
+        assert_rows(
+            project.table(name).selectExpr(
+                "`Order Id`", "`select`", "string(UPPER)", *(f"string({q(h)})" for h in helpers)
+            ),
+            [(*row, *(str(value(row, kind)) for kind in helpers.values())) for row in WHOLE[:2]],
+        )
     for name in ("odd_overwrite", "odd_merged"):
         detail = project.spark.sql(f"describe detail {project.schema}.{name}").first()
         assert [name.lower() for name in detail.partitionColumns] == ["order id"]
         assert detail.properties.get("it's") == "it's ours"
         assert detail.location.endswith(f"/it's/{name}")
+
+
+def value(row: tuple[Any, ...], kind: str) -> Any:
+    """Return what a column of `odd_rows` holds in a row of WHOLE."""
+    return row[("id", "text", "day").index(kind)]

@@ -21,10 +21,7 @@
     {{ run_hooks(pre_hooks) }}
 
     {%- do lakehouse_patterns.stage_batch(context, compiled_code) -%}
-    {%- do lakehouse_patterns.require(
-        lakehouse_patterns.column_name(context.types, 'unit_day') is none,
-        this ~ " selects a column 'unit_day', in which unit_tables keeps the day of the load: rename it"
-    ) -%}
+    {%- do lakehouse_patterns.require_free_names(context.types, ['unit_day'], "materialized='unit_tables'") -%}
     {%- if context.is_empty -%}
         {%- if context.existing is none -%}
             {%- do run_query(lakehouse_patterns._units_view_sql(

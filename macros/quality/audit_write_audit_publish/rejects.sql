@@ -7,12 +7,9 @@
 
 
 {% macro _awap_require_free_names(types) %}
-    {%- for name in lakehouse_patterns._awap_rejects_columns() -%}
-        {%- do lakehouse_patterns.require(
-            lakehouse_patterns.column_name(types, name) is none,
-            'the model selects ' ~ name ~ ', which the table of rejected rows adds: rename it or leave it out'
-        ) -%}
-    {%- endfor -%}
+    {%- do lakehouse_patterns.require_free_names(
+        types, lakehouse_patterns._awap_rejects_columns(), 'the table of rejected rows'
+    ) -%}
 {% endmacro %}
 
 

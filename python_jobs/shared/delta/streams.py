@@ -29,7 +29,7 @@ from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
-from python_jobs.shared.spark.sql_text import taken_names
+from python_jobs.shared.spark.sql_text import require_free_names
 
 OutputMode = Literal["append", "update"]
 
@@ -228,9 +228,7 @@ def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFr
     if not table_exists(spark, source):
         raise NotReady(f"there is no Delta table '{source}' to read from")
     empty = read_table(spark, source).limit(0)
-    clash = taken_names(empty.columns, by=own)
-    if clash:
-        raise WrongUse(f"the source has columns that this job writes itself: {', '.join(clash)}")
+    require_free_names(empty.columns, own)
     return empty
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.paths import absolute, is_path
 
 
@@ -41,6 +42,20 @@ def taken_names(names: Iterable[str], by: Iterable[str]) -> list[str]:
     """
     lowered = {name.lower() for name in by}
     return [name for name in names if name.lower() in lowered]
+
+
+def require_free_names(names: Iterable[str], own: Iterable[str]) -> None:
+    """Refuse rows that already have a column of ``own``, the columns that a job adds, in any case of letters.
+
+    Raises:
+        WrongUse: there is such a column.
+    """
+    taken = taken_names(names, by=own)
+    if taken:
+        raise WrongUse(
+            f"the source has columns that this job writes itself: {', '.join(taken)}; rename them, or read a table "
+            "without them"
+        )
 
 
 def table_name(table: str) -> str:

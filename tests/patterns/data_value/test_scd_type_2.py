@@ -448,10 +448,6 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "materialized='scd2' needs file_format='delta', got 'parquet'",
     ),
     "no_time": ({"options": ""}, "meta.lakehouse_patterns.scd2 needs changed_at"),
-    "mistyped": (
-        {"options": "'changed_at': 'at', 'seqence': 'n'"},
-        "meta.lakehouse_patterns.scd2 has no option 'seqence'; allowed: changed_at, sequence, is_deleted,",
-    ),
     "no_column": (
         {"options": "'changed_at': 'at', 'sequence': 'lsn'"},
         "the model has no column 'lsn'; it has: id, plan, at, n",
