@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from python_jobs.ingestion import compactor
 from python_jobs.shared.core.clock import ProcessingTimeParameters, utc_now
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.jvm import jvm
 from tests.support.render import MacroRenderer
 from tests.support.session import setting
 
@@ -57,6 +58,44 @@ def test_a_job_runs_in_utc_on_driver_workers_and_in_the_session(spark: SparkSess
         1719828000,
         "2024-07-01 10:00:00",
     )
+
+
+def test_the_zone_of_the_jvm_changes_no_value(spark: SparkSession, tmp_path: Path) -> None:
+    """A job sets the zones of the session, of Python and of its workers; the JVM's own decides nothing."""
+    table = str(tmp_path / "table")
+    found: dict[str, Any] = {}
+
+    def run(spark: SparkSession, params: ProcessingTimeParameters) -> dict[str, Any]:
+        moment, day = dt.datetime(2024, 7, 1, 1, 30, tzinfo=dt.UTC), dt.date(2024, 7, 1)
+        rows = spark.range(1).select(
+            F.lit(moment).alias("given"),
+            F.expr("timestamp'2024-07-01 01:30:00'").alias("literal"),
+            F.to_timestamp(F.lit("2024-07-01 01:30:00")).alias("text"),
+            F.to_date(F.lit(moment)).alias("day"),
+            (F.lit(moment) >= F.lit(params.processing_time())).alias("is_reached"),
+        )
+        rows.write.format("delta").partitionBy("day").save(table)
+        held = spark.read.format("delta").load(table).where(F.col("day") == F.lit(day))
+        times = ("given", "literal", "text")
+        found["seconds"] = held.select(*(F.unix_seconds(name) for name in times), "is_reached").collect()
+        found["texts"] = held.select(*(F.col(name).cast("string") for name in times), "day").collect()
+        found["moments"] = held.select(*times).collect()
+        return {}
+
+    zones = jvm(spark).java.util.TimeZone
+    before = zones.getDefault()
+    zones.setDefault(zones.getTimeZone("America/New_York"))
+    try:
+        with pytest.raises(SystemExit) as end:
+            run_job(ProcessingTimeParameters, run, ["--now", "2024-07-01T01:30:00"])
+    finally:
+        zones.setDefault(before)
+    assert end.value.code == 0
+    assert [tuple(row) for row in found["seconds"]] == [(1719797400, 1719797400, 1719797400, True)]
+    text = "2024-07-01 01:30:00"
+    assert [tuple(row) for row in found["texts"]] == [(text, text, text, dt.date(2024, 7, 1))]
+    assert [tuple(map(str, row)) for row in found["moments"]] == [(text, text, text)]
+    assert [folder.name for folder in Path(table).glob("day=*")] == ["day=2024-07-01"]
 
 
 def test_partitions_by_timestamp_are_compacted_with_python_and_session_in_other_zones(

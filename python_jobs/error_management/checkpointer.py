@@ -12,7 +12,9 @@ by ``--action check`` before an upgrade, the query is compared with the query fo
 * may not change: topic, key, event time, window, target. A change of these needs a new checkpoint, which reads the
   topic from ``--starting_offsets`` on and counts again; a target that already holds windows needs ``--start_over``.
 
-If the topic no longer has the next record, the job ends. A checkpoint in a temporary folder is refused.
+If the topic no longer has the next record, the job ends. It also ends (exit code 3) if the topic was deleted and
+recreated, because the checkpoint's offsets are those of the old topic: the topic's id is part of the checkpoint and is
+compared at each start and before each batch is written. A checkpoint in a temporary folder is refused.
 Unique keys are counted by ``approx_count_distinct`` with a relative standard deviation of ``--max_deviation``, because
 Spark refuses exact distinct counts on streams. Records without key or event time are counted in the report only.
 
@@ -33,7 +35,7 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -69,7 +71,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
 from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, offset_ranges, partition_counts, source_failure
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, offset_ranges, source_failure
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.times import with_timestamp
 
@@ -165,15 +167,18 @@ def create_counts(spark: SparkSession, target: str) -> None:
 class WindowCountMerger(BatchFunction):
     """The ``foreachBatch`` function of the job: each changed window's count replaces the one before."""
 
-    def __init__(self, spark: SparkSession, target: str, source: str) -> None:
+    def __init__(
+        self, spark: SparkSession, target: str, source: str, before_batch: Callable[[], None] = lambda: None
+    ) -> None:
         """Write to the table ``target``; ``source`` names topic and brokers in errors."""
         self._target: DeltaTable = delta_table(spark, target)
-        self._source = source
+        self._source, self._before_batch = source, before_batch
         # Only the batches that the report needs: a continuous job runs for months.
         self.batches: deque[int] = deque(maxlen=100)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Merge one batch's counts."""
+        self._before_batch()
         counts = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
         try:
             # Kept and read: a merge may read its source twice, and the state changes while the rows are read.
@@ -206,7 +211,21 @@ def read_topic(spark: SparkSession, params: Parameters) -> DataFrame:
     return reader.load().withColumn("payload", F.col("value").cast("string"))
 
 
-def check(spark: SparkSession, params: Parameters) -> list[Change]:
+def topics_of(spark: SparkSession, params: Parameters) -> StreamedTopics:
+    """Return the query's topic, which is the topic of the checkpoint's offsets.
+
+    Raises:
+        NotReady: no broker answers, or the topic doesn't exist.
+        DataRefused: the topic was deleted and recreated since the checkpoint was claimed.
+    """
+    way_out = "read the new topic with a new checkpoint and --start_over true"
+    settings = java_client_settings(params.bootstrap_servers, params.consumer)
+    topics = StreamedTopics(spark, [params.topic], settings, way_out)
+    topics.require_checkpoint(params.checkpoint)
+    return topics
+
+
+def check(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> list[Change]:
     """Compare the query with the checkpoint and return the changes without effect.
 
     Raises:
@@ -216,7 +235,7 @@ def check(spark: SparkSession, params: Parameters) -> list[Change]:
     found = changes(read_checkpoint(spark, params.checkpoint), plan_of(query))
     refuse_changes(params.checkpoint, found)
     if has_progress(spark, params.checkpoint):
-        _claim(spark, params)
+        _claim(spark, params, topics)
     return found
 
 
@@ -225,10 +244,12 @@ def status(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         NotReady: the query hasn't begun, or no broker answers.
+        DataRefused: the topic was recreated.
     """
     checkpoint = read_checkpoint(spark, params.checkpoint)
     if checkpoint.offsets is None:
         raise NotReady(f"no batch has begun under the checkpoint '{params.checkpoint}'")
+    topics_of(spark, params)
     settings = java_client_settings(params.bootstrap_servers, params.consumer)
     done = checkpoint.done
     found = lags(done.topics() if done else {}, offset_ranges(spark, params.topic, settings))
@@ -248,23 +269,24 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Wind
     Raises:
         NotReady: no broker answers, or the topic doesn't exist.
         WrongUse: the target is another table, or the checkpoint can't continue with the query.
+        DataRefused: the topic was recreated.
     """
-    partition_counts(spark, [params.topic], java_client_settings(params.bootstrap_servers, params.consumer))
+    topics = topics_of(spark, params)
     create_counts(spark, params.target)
-    check(spark, params)
+    check(spark, params, topics)
     begins = not has_progress(spark, params.checkpoint)
     if begins and not params.start_over and not read_table(spark, params.target).isEmpty():
         raise WrongUse(
             f"the target '{params.target}' holds windows and the checkpoint '{params.checkpoint}' is new: what the "
             "topic still has would be counted again and replace them; allow that with --start_over true"
         )
-    _claim(spark, params)
-    merger = WindowCountMerger(spark, params.target, params.source)
+    _claim(spark, params, topics)
+    merger = WindowCountMerger(spark, params.target, params.source, topics.require_unchanged)
     counts = windowed_counts(read_topic(spark, params), params)
     return start_query(counts, merger, params.checkpoint, params.trigger, output_mode="update"), merger
 
 
-def _claim(spark: SparkSession, params: Parameters) -> None:
+def _claim(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> None:
     claim(
         spark,
         params.checkpoint,
@@ -272,6 +294,7 @@ def _claim(spark: SparkSession, params: Parameters) -> None:
             "job": "checkpointer",
             "target": table_id(spark, params.target),
             "topic": params.topic,
+            **topics.contract,
             "key": params.key,
             "event_time": params.event_time,
             "window": params.window,
@@ -284,13 +307,15 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         JobFailed: records have expired, or the broker doesn't answer any more.
+        DataRefused: the topic was deleted and recreated.
     """
     if params.action == "status":
         return status(spark, params)
     if params.action == "check":
         if not table_exists(spark, params.target):
             raise NotReady(f"there is no Delta table '{params.target}', so nothing goes on yet")
-        return {"compatible": True, "without_effect": [asdict(change) for change in check(spark, params)]}
+        without_effect = check(spark, params, topics_of(spark, params))
+        return {"compatible": True, "without_effect": [asdict(change) for change in without_effect]}
     with listening(spark) as listener:
         query, merger = start(spark, params)
         await_end(query, merger, params.source, SOURCE_FAILURES)

@@ -5,13 +5,14 @@ The order decides the effect of a crash on the records read since the last commi
 * ``at_least_once``: processed, then committed; the records are processed twice;
 * ``at_most_once``: committed, then processed; records that weren't processed yet are lost;
 * ``exactly_once``: the write of the records commits the position. Each partition's records are one Delta commit whose
-  ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, topic id and partition; the id, because a
-  recreated topic counts from 0 again. A restart continues after the table's last record, independent of the group's
-  offsets in Kafka.
+  ``txnVersion`` is the next offset to read, under a ``txnAppId`` of group, partition and topic id. A restart continues
+  after the table's last record, independent of the group's offsets in Kafka.
 
 A position is the *next* offset of one partition; each partition has its own. Nothing is committed in the background.
-Records that expired, or whose topic was recreated, before they were read end the program (exit code 3) unless
-``--fail_on_data_loss false``.
+Records that expired before they were read end the program (exit code 3) unless ``--fail_on_data_loss false``. A topic
+that was deleted and recreated counts its offsets from 0 again: each position is kept with the topic's id, and the id is
+compared at the start and before each commit. A recreated topic ends the program in the same way; with
+``--fail_on_data_loss false`` the next start reads the new topic from its first record.
 
 Guarantee: after a crash at most ``--commit_every`` records are repeated or lost. One process reads a group at a time:
 partitions are assigned, not balanced. In ``exactly_once`` a second process ends when it notices the first process's
@@ -43,7 +44,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import (
-    DataRefused,
     JobFailed,
     WrongUse,
     present,
@@ -62,22 +62,24 @@ from python_jobs.shared.delta.commits import (
 from python_jobs.shared.delta.tables import table_exists
 from python_jobs.shared.kafka.bronze_records import bronze_rows
 from python_jobs.shared.kafka.clients import (
+    WatchedTopic,
     client_settings,
-    committed_offsets,
     offset_range,
     partition_count,
     passes,
     patiently,
+    positions_of_topic,
     surviving_offset,
-    topic_id,
 )
 from python_jobs.shared.kafka.settings import refuse_secrets
+from python_jobs.shared.kafka.topic_ids import known_ids, with_topic_ids
 from python_jobs.shared.spark.job import run_job
 
 Delivery = Literal["at_least_once", "at_most_once", "exactly_once"]
 Process = Callable[[Sequence[Message]], None]
 Positions = Callable[[Sequence[int]], Mapping[int, int]]
 """Function from partitions to the next offset of each partition that has one."""
+_WAY_OUT = "read the new topic from its first record with --fail_on_data_loss false"
 
 _POLL_SECONDS = 0.2
 _RECORD_TYPES = (
@@ -142,7 +144,7 @@ class CheckpointedConsumer:
 
     Raises:
         NotReady: no broker answers, or the topic doesn't exist.
-        DataRefused: the next records have expired.
+        DataRefused: the next records have expired, or the topic was recreated.
     """
 
     def __init__(
@@ -155,6 +157,8 @@ class CheckpointedConsumer:
         self.source, self._delivery, self._process = source, delivery, process
         client = client_settings(source.bootstrap_servers, source.settings)
         partitions = list(range(partition_count(client, source.topic)))
+        with _one_sentence(source):
+            self._topic = WatchedTopic(client, source.topic, _WAY_OUT)
         self._consumer = Consumer(
             client
             | {
@@ -169,7 +173,9 @@ class CheckpointedConsumer:
         self.next_offsets: dict[int, int] = {}
         self._ends: dict[int, int | None] = {}
         with _one_sentence(source):
-            known = committed_offsets(self._consumer, source.topic, partitions)
+            known = positions_of_topic(
+                self._consumer, source.topic, partitions, self._topic, source.fail_on_data_loss
+            )
             known |= positions(partitions) if positions is not None else {}
             for partition in partitions:
                 self._begin(partition, known.get(partition))
@@ -196,6 +202,7 @@ class CheckpointedConsumer:
                 records = self._take(stopped)
                 if not records:
                     continue
+                self._topic.require_unchanged()
                 reached = positions_behind(records)
                 if self._delivery == "at_most_once":
                     self._commit(reached)
@@ -244,7 +251,7 @@ class CheckpointedConsumer:
         return error.code() == KafkaError._PARTITION_EOF
 
     def _commit(self, reached: Mapping[int, int]) -> None:
-        offsets = [TopicPartition(self.source.topic, p, offset) for p, offset in reached.items()]
+        offsets = [self._topic.position(self.source.topic, p, offset) for p, offset in reached.items()]
         patiently(lambda: self._consumer.commit(offsets=offsets, asynchronous=False))
 
 
@@ -257,23 +264,20 @@ class TableSink:
 
     @cached_property
     def _writer(self) -> str:
-        """Whose positions these are, but for the topic's id."""
-        params = self._params
-        return f"kafka_consumer/{params.group}/{params.generation}/{params.topic}/"
+        """Whose positions these are, but for partition and topic."""
+        return f"kafka_consumer/{self._params.group}/{self._params.generation}/"
 
     @cached_property
     def _topic_id(self) -> str:
         params = self._params
-        found = topic_id(client_settings(params.bootstrap_servers, params.settings), params.topic)
+        source = WatchedTopic(
+            client_settings(params.bootstrap_servers, params.settings), params.topic, _WAY_OUT
+        )
         if params.fail_on_data_loss and table_exists(self._spark, params.target):
-            writers = transaction_versions(self._spark, params.target)
-            others = [name for name in writers if name.startswith(self._writer)]
-            if others and not any(name.startswith(f"{self._writer}{found}/") for name in others):
-                raise DataRefused(
-                    f"the topic {params.topic} was recreated since records of it were written to {params.target}: what "
-                    "the old one still had is gone; read the new one with --fail_on_data_loss false"
-                )
-        return found
+            source.require_known(
+                known_ids(transaction_versions(self._spark, params.target), params.topic, self._writer)
+            )
+        return source.id
 
     def positions(self, partitions: Sequence[int]) -> dict[int, int]:
         """Return the next offset of each partition with records in the table.
@@ -315,7 +319,7 @@ class TableSink:
             self._positions[partition] = position
 
     def _app_id(self, partition: int) -> str:
-        return f"{self._writer}{self._topic_id}/{partition}"
+        return with_topic_ids(f"{self._writer}{partition}", {self._params.topic: self._topic_id})
 
     def _rows(self, records: Sequence[Message]) -> DataFrame:
         now = self._params.processing_time()

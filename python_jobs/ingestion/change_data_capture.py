@@ -13,6 +13,10 @@ can select the rows that are newer than theirs. Only one query may write to a ta
 If records expire before they are read, ``--fail_on_data_loss true`` (the default) ends the job with exit code 1,
 because the table would silently have a gap. ``false`` continues with the oldest record that still exists.
 
+A topic that was deleted and recreated counts its offsets from 0 again. The topics' ids are part of the checkpoint and
+of the ``txnAppId`` of each commit, and are compared at each start and before each batch is written. A recreated topic
+ends the job with exit code 3: its records need another bronze table, where each offset is there once.
+
 Cost: one pass over the new records and one commit for each batch. Many small batches make many small files (Compactor).
 
     spark-submit python_jobs/ingestion/change_data_capture.py --bootstrap_servers localhost:9092 \\
@@ -46,7 +50,7 @@ from python_jobs.shared.core.intervals import to_micros
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.checkpoints import claim, has_progress
-from python_jobs.shared.delta.commits import is_committed, latest_version
+from python_jobs.shared.delta.commits import is_committed, latest_version, transaction_versions
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     TriggerParameters,
@@ -58,7 +62,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, partition_counts, source_failure
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, source_failure
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
 
@@ -67,6 +71,7 @@ _PROPERTIES = {
     "delta.appendOnly": "true",
     "delta.dataSkippingStatsColumns": "topic,partition,offset,timestamp,ingested_at",
 }
+_WAY_OUT = "append the new topic's records to another target with a new checkpoint"
 # Spark's numbers for "from the first offset" and "from the end" of one partition.
 _STARTS = {"earliest": -2, "latest": -1}
 
@@ -121,6 +126,7 @@ class Appender(BatchFunction):
     """The ``foreachBatch`` function of the job: it appends each batch in one commit.
 
     Args:
+        topics: the topics of the stream.
         writer_id: Delta's ``txnAppId`` of this checkpoint.
         last_ingested_at: newest ``ingested_at`` of the table, in microseconds since 1970.
         after_batch: function that is called after each append; the query waits for it before it reads the next batch.
@@ -130,18 +136,24 @@ class Appender(BatchFunction):
         self,
         spark: SparkSession,
         params: Parameters,
+        topics: StreamedTopics,
         writer_id: str,
         last_ingested_at: int,
         after_batch: Callable[[], None],
     ) -> None:
-        self._spark, self._params, self._writer_id = spark, params, writer_id
+        self._spark, self._params, self._topics, self._writer_id = spark, params, topics, writer_id
         self._last_ingested_at, self._after_batch = last_ingested_at, after_batch
         # The report has the last 100 batches only, because a continuous job runs for months.
         self.batches: deque[dict[str, int]] = deque(maxlen=100)
         self.records = 0
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Append one batch, unless the table already has it."""
+        """Append one batch, unless the table already has it.
+
+        Raises:
+            DataRefused: a topic was deleted and recreated.
+        """
+        self._topics.require_unchanged()
         if is_committed(self._spark, self._params.target, self._writer_id, batch_id):
             return
         now = self._params.processing_time()
@@ -178,20 +190,24 @@ def start(
         NotReady: no broker answers, or a topic doesn't exist.
         WrongUse: the target has other columns, the checkpoint belongs to another query, or a table's replica identity
             leaves out values that can't be told from NULL.
+        DataRefused: a topic was deleted and recreated since the checkpoint or the target got its records.
     """
     settings = consumer_settings(params.bootstrap_servers, params.consumer)
-    partitions = partition_counts(spark, params.topics, settings)
+    topics = StreamedTopics(spark, params.topics, settings, _WAY_OUT)
+    topics.require_checkpoint(params.checkpoint)
     if params.postgres is not None:
         require_replica_identities(spark, params.postgres, params.topics)
     is_new = _prepare_target(spark, params)
+    topics.require_written_by([] if is_new else list(transaction_versions(spark, params.target)))
     contract = {
         "job": "change_data_capture",
         "target": table_id(spark, params.target),
         "topics": ",".join(sorted(params.topics)),
+        **topics.contract,
     }
-    writer_id = claim(spark, params.checkpoint, contract)
+    writer_id = topics.writer(claim(spark, params.checkpoint, contract))
     last_ingested_at = 0 if is_new else _last_ingested_at(spark, params.target)
-    appender = Appender(spark, params, writer_id, last_ingested_at, after_batch)
+    appender = Appender(spark, params, topics, writer_id, last_ingested_at, after_batch)
     reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in settings.items()})
@@ -205,8 +221,8 @@ def start(
         held = {} if is_new else _next_offsets(spark, params)
         begin = _STARTS[params.starting_offsets]
         offsets = {
-            topic: {str(partition): held.get((topic, partition), begin) for partition in range(count)}
-            for topic, count in partitions.items()
+            name: {str(number): held.get((name, number), begin) for number in range(topic.partitions)}
+            for name, topic in topics.described.items()
         }
         reader = reader.option("startingOffsets", json_text(offsets))
     return start_query(reader.load(), appender, params.checkpoint, params.trigger), appender
@@ -217,6 +233,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         JobFailed: records have expired, or the broker no longer answers.
+        DataRefused: a topic was deleted and recreated.
     """
     query, appender = start(spark, params)
     await_end(query, appender, params.source, SOURCE_FAILURES)

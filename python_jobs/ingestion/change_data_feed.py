@@ -72,7 +72,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
 from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import partition_counts, publishing_failure
+from python_jobs.shared.kafka.topics import describe_topics, publishing_failure
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
 
@@ -286,7 +286,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Publ
         _prepare_target(spark, params, rows.schema)
         writes["target"] = params.target
     else:
-        partition_counts(spark, [str(params.topic)], _kafka_settings(params))
+        describe_topics(spark, [str(params.topic)], _kafka_settings(params))
         meaning["topic"] = str(params.topic)
     options = {"readChangeFeed": "true"}
     if params.starting_version is not None:

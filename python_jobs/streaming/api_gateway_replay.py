@@ -46,7 +46,7 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import table_id
 from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import partition_counts, publishing_failure
+from python_jobs.shared.kafka.topics import describe_topics, publishing_failure
 from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
 from python_jobs.shared.records.json_records import (
     ERROR_CLASS,
@@ -182,7 +182,7 @@ class Replayer(BatchFunction):
                 topics = sorted(topic for topic in counts if topic is not None)
                 if topics:
                     settings = params.kafka_settings()
-                    partition_counts(spark, topics, settings)
+                    describe_topics(spark, topics, settings)
                     writer = messages(lines.where(~is_dead), params.time_fields).write.format("kafka")
                     writer.options(**{f"kafka.{name}": value for name, value in settings.items()}).save()
         except (PySparkException, Py4JJavaError) as failure:

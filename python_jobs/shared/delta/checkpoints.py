@@ -46,15 +46,14 @@ def claim(
             already written to a table in ``appends_to`` under another checkpoint.
     """
     folder = HadoopFolder(spark, checkpoint)
-    if claimed := folder.read_text(_FILE):
-        owner = json.loads(claimed)
+    if owner := contract_of(spark, checkpoint):
         different = [f"another {role}" for role in contract if owner.get(role) != contract[role]]
         if different:
             raise WrongUse(
                 f"the checkpoint '{checkpoint}' was made for {' and '.join(different)}; "
                 "give this query another checkpoint folder"
             )
-        return str(owner["writer_id"])
+        return owner["writer_id"]
     if folder.exists("metadata"):
         raise WrongUse(
             f"the checkpoint '{checkpoint}' belongs to a query of another job; "
@@ -69,10 +68,17 @@ def claim(
                 "under another checkpoint: a run would append the whole source again; give that checkpoint, or "
                 "allow the second append with --start_over true"
             )
-    owner = {"format_version": FORMAT_VERSION, "writer_id": f"{query_id}-{uuid.uuid4()}", **contract}
-    if not folder.create_text(_FILE, json_text(owner)):
+    writer_id = f"{query_id}-{uuid.uuid4()}"
+    claimed = {"format_version": FORMAT_VERSION, "writer_id": writer_id, **contract}
+    if not folder.create_text(_FILE, json_text(claimed)):
         raise WrongUse(f"the checkpoint '{checkpoint}' was claimed by another run at this moment; run again")
-    return str(owner["writer_id"])
+    return writer_id
+
+
+def contract_of(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return the contract with which a query claimed the checkpoint; it is empty if none did."""
+    claimed = HadoopFolder(spark, checkpoint).read_text(_FILE)
+    return {role: str(value) for role, value in json.loads(claimed or "{}").items()}
 
 
 def has_progress(spark: SparkSession, checkpoint: str) -> bool:

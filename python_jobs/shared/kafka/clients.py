@@ -130,11 +130,6 @@ class WatchedTopic:
         return TopicPartition(topic, partition, offset, metadata=self.id)
 
 
-def topic_id(client: Mapping[str, Any], topic: str) -> str:
-    """Return the id that differs between a topic and one that was recreated under its name."""
-    return WatchedTopic(client, topic, "").id
-
-
 def topic_setting(client: Mapping[str, Any], topic: str, name: str) -> str:
     """Return one setting of an existing topic."""
     resource = ConfigResource(ResourceType.TOPIC, topic)

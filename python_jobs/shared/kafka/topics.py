@@ -1,19 +1,23 @@
-"""Kafka topics as Spark reads them: their partitions and offsets, and one sentence for each known failure."""
+"""Kafka topics as Spark reads them: their ids, partitions and offsets, and one sentence for each known failure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from python_jobs.shared.core.failures import JobFailed, NotReady
+from python_jobs.shared.delta.checkpoints import contract_of
+from python_jobs.shared.kafka.topic_ids import known_ids, require_same_topic, with_topic_ids
 from python_jobs.shared.spark.jvm import jvm
 
 ANSWER_MILLISECONDS = 15_000
+_PATIENT_MILLISECONDS = 60_000
 
 # Failures of a stream from Kafka that the user can fix, by a sign in Spark's text.
 SOURCE_FAILURES = {
@@ -34,25 +38,86 @@ SOURCE_FAILURES = {
 }
 
 
-def partition_counts(
-    spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]
-) -> dict[str, int]:
-    """Return the number of partitions of each topic; Spark itself would wait minutes for a broker that is down.
+@dataclass(frozen=True)
+class Topic:
+    """What a broker says of a topic."""
+
+    id: str
+    """Id, which another topic of the same name doesn't have."""
+    partitions: int
+    """Number of partitions."""
+
+
+def describe_topics(
+    spark: SparkSession,
+    topics: Sequence[str],
+    settings: Mapping[str, str],
+    milliseconds: int = ANSWER_MILLISECONDS,
+) -> dict[str, Topic]:
+    """Return each topic by its name; Spark itself would wait minutes for a broker that is down.
+
+    Raises:
+        NotReady: no broker answers within the milliseconds, or a topic doesn't exist.
+        JobFailed: the broker refuses the client.
+    """
+    with _answers(spark, topics, settings, milliseconds) as admin:
+        described = admin.describeTopics(jvm(spark).java.util.ArrayList(list(topics))).allTopicNames().get()
+        return {
+            topic: Topic(described[topic].topicId().toString(), described[topic].partitions().size())
+            for topic in topics
+        }
+
+
+class StreamedTopics:
+    """The topics of a stream, with their ids as of the start: a topic that is deleted and recreated is noticed.
+
+    Args:
+        spark: session of the stream.
+        topics: names of existing topics.
+        settings: settings of Kafka's Java client.
+        way_out: what a reader of an old topic can do, the end of the sentence.
 
     Raises:
         NotReady: no broker answers, or a topic doesn't exist.
         JobFailed: the broker refuses the client.
     """
-    with _answers(spark, topics, settings) as admin:
-        described = admin.describeTopics(jvm(spark).java.util.ArrayList(list(topics))).allTopicNames().get()
-        return {topic: described[topic].partitions().size() for topic in topics}
+
+    def __init__(
+        self, spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str], way_out: str
+    ) -> None:
+        self._spark, self._settings, self._way_out = spark, settings, way_out
+        self.described = describe_topics(spark, topics, settings)
+
+    @property
+    def contract(self) -> dict[str, str]:
+        """The part of a checkpoint's contract that binds the checkpoint to these topics."""
+        return {"topic_ids": self.writer("")}
+
+    def writer(self, writer_id: str) -> str:
+        """Return the ``txnAppId`` of a writer whose batches are read from these topics."""
+        return with_topic_ids(writer_id, {name: topic.id for name, topic in self.described.items()})
+
+    def require_checkpoint(self, checkpoint: str) -> None:
+        """Refuse a checkpoint whose offsets are those of older topics of the same names."""
+        self.require_written_by([contract_of(self._spark, checkpoint).get("topic_ids", "")])
+
+    def require_written_by(self, app_ids: Sequence[str]) -> None:
+        """Refuse a table with records of older topics of the same names, by the ``txnAppId`` of its commits."""
+        for name, topic in self.described.items():
+            require_same_topic(name, known_ids(app_ids, name), topic.id, self._way_out)
+
+    def require_unchanged(self) -> None:
+        """Refuse to go on if a topic was deleted and recreated since the start."""
+        today = describe_topics(self._spark, list(self.described), self._settings, _PATIENT_MILLISECONDS)
+        for name, topic in self.described.items():
+            require_same_topic(name, {topic.id}, today[name].id, self._way_out)
 
 
 def offset_ranges(
     spark: SparkSession, topic: str, settings: Mapping[str, str]
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the first offset and the end of each (topic, partition); raises like :func:`partition_counts`."""
-    partitions = partition_counts(spark, [topic], settings)[topic]
+    """Return the first offset and the end of each (topic, partition); raises like :func:`describe_topics`."""
+    partitions = describe_topics(spark, [topic], settings)[topic].partitions
     with _answers(spark, [topic], settings) as admin:
         partition_class = jvm(spark).org.apache.kafka.common.TopicPartition
         asked = [partition_class(topic, number) for number in range(partitions)]
@@ -66,11 +131,16 @@ def offset_ranges(
 
 
 @contextmanager
-def _answers(spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]) -> Iterator[Any]:
+def _answers(
+    spark: SparkSession,
+    topics: Sequence[str],
+    settings: Mapping[str, str],
+    milliseconds: int = ANSWER_MILLISECONDS,
+) -> Iterator[Any]:
     """Provide an admin client of the brokers; its errors become one sentence."""
     properties = jvm(spark).java.util.Properties()
     timeouts = {
-        "default.api.timeout.ms": str(ANSWER_MILLISECONDS),
+        "default.api.timeout.ms": str(milliseconds),
         "request.timeout.ms": str(ANSWER_MILLISECONDS // 3),
     }
     for name, value in (timeouts | dict(settings)).items():

@@ -21,10 +21,11 @@ from python_jobs.error_management.checkpointer import Parameters
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.streams import BatchFunction, append, await_end, start_stream
-from python_jobs.shared.kafka.clients import committed_offsets
+from python_jobs.shared.kafka.clients import WatchedTopic, committed_offsets
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.kafka
@@ -183,6 +184,29 @@ def test_a_truncated_topic_ends_the_query_with_one_sentence(
     assert (report["records"], lost.windows()) == (1, [("10:00", 1, 0)])
 
 
+def test_a_recreated_topic_is_refused_even_if_it_has_more_records(
+    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    old = Counts(spark, broker, topic, tmp_path)
+    old.produce(visit("a", 1))
+    query, merger = job.start(spark, old.parameters())
+    query.awaitTermination()
+    recreate(broker, topic, [visit(user, minute) for user in "bcd" for minute in (2, 13)])
+    refused = f"the topic {topic} was deleted and recreated: .* with a new checkpoint and --start_over true$"
+    # The query that still runs, the next one, and a look at the lag.
+    with pytest.raises(DataRefused, match=refused):
+        merger.write(spark.createDataFrame([], job._COUNTS), 7)
+    for action in ("run", "check", "status"):
+        with pytest.raises(DataRefused, match=refused):
+            old.run(action=action)
+    assert old.windows() == [("10:00", 1, 0)]
+    new = {"checkpoint": str(tmp_path / "new"), "start_over": True}
+    assert old.run(**new)["records"] == 6
+    assert old.windows() == [("10:00", 3, 0), ("10:10", 3, 0)]
+    old.produce(visit("e", 14))
+    assert old.run(**new)["records"] == 1
+
+
 def test_a_stream_without_end_outlives_its_broker_s_restart(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
@@ -319,6 +343,14 @@ def test_a_rewind_reports_writes_and_refuses_to_skip(broker: Broker, topic: str)
     assert run(to="2030-01-01", group=None)["offsets"] == {0: 5, 1: 1}, "no such record: the end"
     with pytest.raises(WrongUse, match="publish needs a group"):
         run(group=None, publish=True)
+
+    # The group's position stays behind in a topic that is recreated while its consumers run.
+    old = WatchedTopic({"bootstrap.servers": broker.bootstrap_servers}, two, "")
+    recreate(broker, two, [visit("a", minute) for minute in range(3)], partitions=2)
+    with closing(Consumer(client)) as consumer:
+        consumer.commit(offsets=[old.position(two, 0, 1)], asynchronous=False)
+    report = run(to="2024-03-01T10:02:00", publish=True)
+    assert (report["committed_before"], report["skipped"], committed()[0]) == ({}, {}, 2)
 
     # A group that has members reads on from where it is.
     with closing(Consumer(client | {"auto.offset.reset": "earliest"})) as member:

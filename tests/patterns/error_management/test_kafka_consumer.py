@@ -27,6 +27,7 @@ from python_jobs.shared.kafka.clients import committed_offsets, passes
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.kafka
@@ -279,20 +280,50 @@ def test_records_and_position_are_one_commit_whatever_kafka_holds(
 def test_a_recreated_topic_is_refused_or_read_from_its_first_record(bronze: Bronze) -> None:
     bronze.broker.produce(bronze.topic, numbers(5, 0))
     bronze.load()
-    bronze.broker.admin.delete_topics([bronze.topic])[bronze.topic].result()
-    eventually(lambda: bronze.topic not in bronze.broker.topics())
-    bronze.broker.create_topic(bronze.topic, partitions=2)
-    bronze.broker.produce(bronze.topic, [Record(b"new", b"k", partition=0)])
-    with pytest.raises(
-        DataRefused, match=f"{bronze.topic} was recreated since records of it were written to"
-    ):
-        bronze.load()
-    assert bronze.load(fail_on_data_loss=False)["records"] == 1
-    expected = [(0, offset, str(offset)) for offset in range(5)] + [(0, 0, "new")]
-    assert_rows(bronze.rows(), expected)
-    bronze.broker.produce(bronze.topic, [Record(b"newer", b"k", partition=0)])
-    assert bronze.load()["next_offsets"] == {0: 2, 1: 0}
-    assert_rows(bronze.rows(), [*expected, (0, 1, "newer")])
+    old = [(0, offset, str(offset)) for offset in range(5)]
+    # First the new topic ends before the old one's position, then behind it.
+    for generation, count in enumerate((1, 7)):
+        recreate(bronze.broker, bronze.topic, [Record(b"new", b"k", partition=0)] * count, partitions=2)
+        with pytest.raises(DataRefused, match=f"the topic {bronze.topic} was deleted and recreated"):
+            bronze.load()
+        new = [(0, offset, "new") for offset in range(count)]
+        assert_rows(bronze.rows(), old)
+        assert bronze.load(fail_on_data_loss=False)["records"] == count, generation
+        assert_rows(bronze.rows(), old + new)
+        bronze.broker.produce(bronze.topic, [Record(b"newer", b"k", partition=0)])
+        assert bronze.load()["next_offsets"] == {0: count + 1, 1: 0}
+        old += [*new, (0, count, "newer")]
+        assert_rows(bronze.rows(), old)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_topic_recreated_while_it_is_read_loses_nothing_of_the_new_one(
+    broker: Broker, topic: str, delivery: Delivery
+) -> None:
+    broker.produce(topic, numbers(3))
+    source = subscription(broker, topic)
+    effects = Effects()
+    with closing(CheckpointedConsumer(source, delivery, effects)) as consumer:
+        old = consumer._topic
+        recreate(broker, topic, numbers(6))
+        with pytest.raises(
+            DataRefused, match=f"the topic {topic} was deleted and recreated.* {old.id}, and "
+        ):
+            consumer.run(threading.Event())
+    assert (effects.seen, committed(broker, source)) == ([], {})
+
+    # As if the topic had been recreated between the check and the commit.
+    with closing(
+        Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": source.group})
+    ) as client:
+        client.commit(offsets=[old.position(topic, 0, 3)], asynchronous=False)
+    with pytest.raises(DataRefused, match=r"with --fail_on_data_loss false$"):
+        consume(source, delivery, effects)
+    consume(replace(source, fail_on_data_loss=False), delivery, effects)
+    assert effects.seen == [0, 1, 2, 3, 4, 5]
+    broker.produce(topic, numbers(1))
+    consume(source, delivery, effects)
+    assert effects.seen == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_a_write_that_delta_skips_ends_the_program(bronze: Bronze, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from case_study.continuous import Models, follow
 from python_jobs.ingestion import change_data_capture
 from python_jobs.ingestion.change_data_capture import Parameters, run, start
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.kafka import topics as kafka_topics
 from python_jobs.shared.spark.job import run_job
 from services.debezium import Connector
@@ -34,6 +34,7 @@ from tests.support.killer import kill_group
 from tests.support.rows import assert_rows
 from tests.support.session import process_environment, settings_kept
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.kafka
@@ -255,6 +256,25 @@ def test_expired_records_end_the_job_unless_the_user_goes_on_without_them(bronze
         bronze.load()
     assert bronze.load(fail_on_data_loss=False) == 1
     assert bronze.offsets() == [0, 1, 4]
+
+
+def test_a_recreated_topic_is_refused_even_if_it_has_more_records(spark, bronze):
+    bronze.broker.produce(bronze.topic, messages("a", "b"))
+    query, appender = start(spark, bronze.parameters())
+    query.awaitTermination()
+    recreate(bronze.broker, bronze.topic, messages("c", "d", "e", "f"))
+    refused = f"the topic {bronze.topic} was deleted and recreated: .* another target with a new checkpoint$"
+    # The query that still runs, the next one, and one that takes the position from the table.
+    with pytest.raises(DataRefused, match=refused):
+        appender.write(bronze.rows(), 7)
+    for checkpoint in (bronze.checkpoint, bronze.checkpoint + "_new"):
+        with pytest.raises(DataRefused, match=refused):
+            bronze.load(checkpoint=checkpoint)
+    assert bronze.offsets() == [0, 1]
+    bronze.target, bronze.checkpoint = bronze.target + "_new", bronze.checkpoint + "_new"
+    assert (bronze.load(), bronze.offsets()) == (4, [0, 1, 2, 3])
+    bronze.broker.produce(bronze.topic, messages("g"))
+    assert bronze.load(checkpoint=bronze.checkpoint + "_third") == 1
 
 
 def test_the_checkpoint_and_the_table_of_another_job_are_refused(bronze, broker, tmp_path):
