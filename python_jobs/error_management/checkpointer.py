@@ -293,7 +293,6 @@ def _claim(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> N
         {
             "job": "checkpointer",
             "target": table_id(spark, params.target),
-            "topic": params.topic,
             **topics.contract,
             "key": params.key,
             "event_time": params.event_time,

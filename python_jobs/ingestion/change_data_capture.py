@@ -202,7 +202,6 @@ def start(
     contract = {
         "job": "change_data_capture",
         "target": table_id(spark, params.target),
-        "topics": ",".join(sorted(params.topics)),
         **topics.contract,
     }
     writer_id = topics.writer(claim(spark, params.checkpoint, contract))

@@ -91,7 +91,7 @@ class StreamedTopics:
     @property
     def contract(self) -> dict[str, str]:
         """The part of a checkpoint's contract that binds the checkpoint to these topics."""
-        return {"topic_ids": self.writer("")}
+        return {"topics": self.writer("")}
 
     def writer(self, writer_id: str) -> str:
         """Return the ``txnAppId`` of a writer whose batches are read from these topics."""
@@ -99,7 +99,7 @@ class StreamedTopics:
 
     def require_checkpoint(self, checkpoint: str) -> None:
         """Refuse a checkpoint whose offsets are those of older topics of the same names."""
-        self.require_written_by([contract_of(self._spark, checkpoint).get("topic_ids", "")])
+        self.require_written_by([contract_of(self._spark, checkpoint).get("topics", "")])
 
     def require_written_by(self, app_ids: Sequence[str]) -> None:
         """Refuse a table with records of older topics of the same names, by the ``txnAppId`` of its commits."""
