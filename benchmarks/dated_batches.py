@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
 from python_jobs.error_management import checkpointer, windowed_counter
-from python_jobs.idempotency import keyed_sinks
+from python_jobs.shared.delta import keyed_tables
 from python_jobs.shared.delta.streams import create_table, nullable
 
 DAYS, GROUPS, SESSIONS = 100, 200, 50_000
@@ -59,7 +59,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         return dated.withColumn("unique_keys", F.lit(0).cast("bigint"))
 
     def sink(target: str) -> Write:
-        return keyed_sinks.DeltaSink(spark, target, found(1), ["session_id"], "first_append_date").write
+        return keyed_tables.DeltaSink(spark, target, found(1), ["session_id"], "first_append_date").write
 
     def found(days: int) -> DataFrame:
         start = F.timestamp_seconds(
@@ -76,7 +76,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
     writers: list[tuple[str, Callable[[str], Write], Callable[[int], DataFrame], str, str]] = [
         ("windowed counter", counter, counts, "events", "python_jobs.error_management.windowed_counter"),
         ("Checkpointer", visitors_of, visitors, "unique_keys", "python_jobs.error_management.checkpointer"),
-        ("sessions", sink, found, "visits", "python_jobs.idempotency.keyed_sinks"),
+        ("sessions", sink, found, "visits", "python_jobs.shared.delta.keyed_tables"),
     ]
     for name, writer, rows, changed, module in writers:
         numbers = count(1)

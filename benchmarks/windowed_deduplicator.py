@@ -18,7 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.harness import Comparison, Variant, Workbench
 from python_jobs.error_management import windowed_deduplicator as job
-from python_jobs.error_management.windowed_deduplicator import STATE_STORE, Parameters
+from python_jobs.error_management.windowed_deduplicator import Parameters
+from python_jobs.shared.delta.state_stores import STATE_STORE
 from python_jobs.shared.spark.session import settings
 from tests.support.render import MacroRenderer
 

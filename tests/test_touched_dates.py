@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.error_management import checkpointer, windowed_counter
-from python_jobs.idempotency.keyed_sinks import DeltaSink
+from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.streams import create_table, nullable
 from python_jobs.shared.delta.touched_dates import MAX_LISTED, among, dates_of
 from tests.support.rows import assert_rows

@@ -31,6 +31,7 @@ from python_jobs.ingestion import (
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.records.json_records import parse_records
+from python_jobs.shared.records.session_streams import unusable
 from python_jobs.shared.spark.sql_text import identifier
 from tests.support.rows import assert_rows
 
@@ -100,12 +101,12 @@ def test_keyed_sessions_take_a_key_of_any_name_but_those_of_the_result(spark: Sp
         "event_time": "at", "append_time": "at", "value": "page",
     }  # fmt: skip
     params = keyed_sessions.Parameters(**declared, key={"value": "dead", "Event_Time": "dead", "a b": "dead"})
-    judged = keyed_sessions.judged(rows, params)
+    judged = params.judged(rows)
     assert_rows(
         judged.select("value", "error_message"),
         [(7, None), (None, "the record has NULL in value, Event_Time, a b")],
     )
-    assert_rows(keyed_sessions.unusable(judged).select("dead", "page"), [(None, "home")])
+    assert_rows(unusable(judged).select("dead", "page"), [(None, "home")])
     with pytest.raises(WrongUse, match="key can't name columns that the job writes itself: Status"):
         keyed_sessions.Parameters(**declared, key={"Status": "dead"})
 

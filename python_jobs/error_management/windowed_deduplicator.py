@@ -42,17 +42,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import ProgressTotals, listening
+from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
@@ -80,22 +80,6 @@ FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
 NULL_KEY = "NULL_KEY"
 
 _TIME, _WINDOW, _KEY = "__event_time", "__window", "__key_"
-# On the heap (Spark's default) the state of millions of keys slows garbage collection. With the changelog a batch
-# doesn't upload whole files.
-STATE_STORE = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-}
-# Reasons in the state that end a query, by a part of Spark's error text.
-STATE_FAILURES = {
-    "STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY": "is gone",
-    "CANNOT_LOAD_STATE_STORE": "is damaged",
-    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE": "is that of another query",
-    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE": "is that of another query",
-}
-
 Form = Literal["within_watermark", "key_and_time", "key_and_window"]
 
 
@@ -275,16 +259,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """
     with listening(spark) as listener:
         query, writer = start(spark, params)
-        try:
+        with loading_state(params.checkpoint):
             await_end(query, writer, params.source)
-        except (PySparkException, Py4JJavaError) as error:
-            for sign, sentence in STATE_FAILURES.items():
-                if sign in str(error):
-                    raise JobFailed(
-                        f"the state in the checkpoint '{params.checkpoint}' {sentence}: restore the checkpoint, or "
-                        "start again with a new one and a new target"
-                    ) from None
-            raise
         return _report(spark, params, writer, listener.totals(query))
 
 

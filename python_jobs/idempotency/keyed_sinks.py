@@ -1,9 +1,8 @@
 """Keyed Idempotency: sinks in which a row replaces the row of its key, or a file replaces the file of its run.
 
 A sink takes the rows of one run: a micro-batch, or the logical time of a batch job. If the same rows of the same run
-are written again, the content stays the same.
+are written again, the content stays the same. The sink of a Delta table is :class:`.keyed_tables.DeltaSink`.
 
-* :class:`DeltaSink`: one merge for each run.
 * :class:`PostgresSink`: Spark's tasks write to a staging table, each in its own transaction. Then one transaction moves
   the rows to the target and records the run. A recorded run is skipped, so the target and the progress always agree.
 * :class:`FileSink`: one file for each run, named after the run.
@@ -12,66 +11,21 @@ are written again, the content stays the same.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psycopg
-from delta.tables import DeltaTable
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed
 from python_jobs.shared.core.paths import absolute
-from python_jobs.shared.delta.streams import create_table, nullable
-from python_jobs.shared.delta.tables import delta_table
-from python_jobs.shared.delta.touched_dates import among, dates_of
+from python_jobs.shared.delta.keyed_tables import KeyedSink
 from python_jobs.shared.postgres.clients import listed, reaching_postgres, table_name
 from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.jvm import hadoop_configuration, java_array, jvm
-from python_jobs.shared.spark.sql_text import same_columns
-
-
-class KeyedSink(ABC):
-    """A destination of rows with a key."""
-
-    @abstractmethod
-    def write(self, rows: DataFrame, run: int) -> None:
-        """Write the rows of run number ``run`` (from 0 on); ``rows`` has each key at most once."""
-
-
-class DeltaSink(KeyedSink):
-    """A Delta table, created if absent; it keeps the last written row of each key."""
-
-    def __init__(
-        self, spark: SparkSession, table: str, rows: DataFrame, key: Sequence[str], date: str | None = None
-    ) -> None:
-        """Create the table with the columns of ``rows``, or check the columns of the existing table.
-
-        Args:
-            spark: the session.
-            table: name or path.
-            rows: rows of a run, of which only the schema is read.
-            key: columns that make a row unique.
-            date: date column that never changes for a key. The table is partitioned by it, and a run reads only the
-                partitions of its own rows.
-
-        Raises:
-            WrongUse: the existing table has other columns or partitions.
-        """
-        create_table(spark, table, nullable(rows.schema), [date] if date else [])
-        self._table: DeltaTable = delta_table(spark, table)
-        self._date, self._same_key = date, same_columns(key, null_safe=False)
-
-    def write(self, rows: DataFrame, run: int) -> None:
-        """Merge the rows in one commit; with a ``date`` they are read twice."""
-        condition = self._same_key
-        if self._date:
-            condition = f"{among(self._date, dates_of(rows, self._date))} and {condition}"
-        merge = self._table.alias("t").merge(rows.alias("s"), condition)
-        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
 
 class PostgresSink(KeyedSink):

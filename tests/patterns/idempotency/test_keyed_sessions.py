@@ -10,26 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from python_jobs.idempotency import keyed_files
 from python_jobs.idempotency import keyed_sessions as job
-from python_jobs.idempotency.keyed_sessions import (
-    CLOSED,
-    MERGED,
-    OPEN,
-    Parameters,
-    SessionState,
-    Visit,
-    advance,
-)
+from python_jobs.idempotency.keyed_sessions import Parameters
 from python_jobs.idempotency.keyed_sinks import PostgresSink
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.sessions import (
+    CLOSED,
+    MERGED,
+    OPEN,
+    Change,
+    Event,
+    advance,
+    each_update,
+    first_append,
+)
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.postgres.snapshots import PostgresAccess
+from python_jobs.shared.records.session_streams import SessionState
 from services.kafka import Broker
 from services.postgres import Database
 from tests.support.rows import assert_rows
@@ -42,52 +44,52 @@ HERE = "tests/patterns/idempotency/test_keyed_sessions.py"
 
 # --- without Spark -----------------------------------------------------------------------------------------
 
-A, B, C = Visit(0, (100, 0), "a"), Visit(40, (101, 0), "b"), Visit(200, (102, 0), "c")
+A, B, C = Event(0, (100, 0), "a"), Event(40, (101, 0), "b"), Event(200, (102, 0), "c")
 
 
-def outcome(changes: list[job.Change]) -> list[tuple[str, int, str]]:
-    return sorted(("".join(v.value or "" for v in c.session), c.first[0], c.status) for c in changes)
+def outcome(changes: list[Change]) -> list[tuple[str, int, str]]:
+    return sorted(("".join(v.value or "" for v in c.session), c.identity[0], c.status) for c in changes)
 
 
 def test_partial_and_final_sessions_have_one_first_append() -> None:
-    changes, known = advance([], [A], 50, watermark=-1)
+    changes, known, _ = advance([], [A], 50, watermark=-1)
     assert outcome(changes) == [("a", 100, OPEN)]
-    changes, known = advance(known, [B], 50, watermark=20)
+    changes, known, _ = advance(known, [B], 50, watermark=20)
     assert outcome(changes) == [("ab", 100, OPEN)]
-    changes, known = advance(known, [], 50, watermark=89)
+    changes, known, _ = advance(known, [], 50, watermark=89)
     assert (changes, known) == ([], [A, B])
-    changes, known = advance(known, [], 50, watermark=90)
+    changes, known, _ = advance(known, [], 50, watermark=90)
     assert outcome(changes) == [("ab", 100, CLOSED)]
     assert known == []
-    changes, _ = advance(known, [C], 50, watermark=90)
+    changes, _, _ = advance(known, [C], 50, watermark=90)
     assert outcome(changes) == [("c", 102, OPEN)], "the next session of the user has another first append"
 
 
 def test_a_late_visit_becomes_the_first_and_not_the_key() -> None:
-    _, known = advance([], [B], 50, watermark=-1)
-    changes, _ = advance(known, [A._replace(append=(109, 0))], 50, watermark=-1)
+    _, known, _ = advance([], [B], 50, watermark=-1)
+    changes, _, _ = advance(known, [A._replace(order=(109, 0))], 50, watermark=-1)
     assert outcome(changes) == [("ab", 101, OPEN)]
 
 
 def test_a_visit_that_joins_two_sessions_takes_the_later_one_back() -> None:
-    _, known = advance([], [A, C._replace(event=90)], 50, watermark=-1)
-    changes, known = advance(known, [Visit(45, (103, 0), "b")], 50, watermark=-1)
+    _, known, _ = advance([], [A, C._replace(at=90)], 50, watermark=-1)
+    changes, known, _ = advance(known, [Event(45, (103, 0), "b")], 50, watermark=-1)
     assert outcome(changes) == [("", 102, MERGED), ("abc", 100, OPEN)]
     assert len(known) == 3
 
 
 def test_batches_of_any_size_give_the_same_sessions() -> None:
     drawn = random.Random(20)
-    visits = [Visit(drawn.randrange(2_000), (number, number % 3), str(number)) for number in range(60)]
+    visits = [Event(drawn.randrange(2_000), (number, number % 3), str(number)) for number in range(60)]
     expected: Any = None
     for size in (1, 7, 60):
-        written: dict[tuple[int, ...], job.Change] = {}
-        known: list[Visit] = []
+        written: dict[tuple[int, ...], Change] = {}
+        known: list[Event] = []
         for start in range(0, len(visits), size):
-            changes, known = advance(known, visits[start : start + size], 50, watermark=-1)
-            written |= {change.first: change for change in changes}
-        final, _ = advance(known, [], 50, watermark=10_000)
-        written |= {change.first: change for change in final}
+            changes, known, _ = advance(known, visits[start : start + size], 50, watermark=-1)
+            written |= {change.identity: change for change in changes}
+        final, _, _ = advance(known, [], 50, watermark=10_000)
+        written |= {change.identity: change for change in final}
         kept = outcome([change for change in written.values() if change.status != MERGED])
         expected = expected or kept
         assert kept == expected
@@ -96,42 +98,46 @@ def test_batches_of_any_size_give_the_same_sessions() -> None:
 
 def test_visits_of_one_append_second_are_told_apart_by_their_position() -> None:
     """Kafka stamps a producer's batch once: two sessions of it must not share a key."""
-    changes, _ = advance([], [A, C._replace(append=(100, 1))], 50, watermark=-1)
-    assert sorted(change.first for change in changes) == [(100, 0), (100, 1)]
+    changes, _, _ = advance([], [A, C._replace(order=(100, 1))], 50, watermark=-1)
+    assert sorted(change.identity for change in changes) == [(100, 0), (100, 1)]
 
 
 class State:
-    """Stands for the state of an owner who is new."""
-
-    exists = hasTimedOut = False  # noqa: N815
+    """Stands for Spark's state of an owner who is new."""
 
     def __init__(self) -> None:
-        self.visits: list[Any] = []
+        self.events: list[Any] = []
 
-    def getCurrentWatermarkMs(self) -> int:  # noqa: N802
+    def getListState(self, name: str, schema: str) -> State:  # noqa: N802
+        return self
+
+    def getCurrentWatermarkInMs(self) -> int:  # noqa: N802
         return 0
 
-    def update(self, value: tuple[str]) -> None:
-        self.visits = json.loads(value[0])
+    def get(self) -> list[Any]:
+        return self.events
 
-    def setTimeoutTimestamp(self, moment: int) -> None:  # noqa: N802
-        self.timeout = moment
+    def put(self, events: list[Any]) -> None:
+        self.events = events
+
+    def registerTimer(self, moment: int) -> None:  # noqa: N802
+        self.timer = moment
 
 
 def test_the_first_append_is_found_in_any_of_a_users_many_chunks() -> None:
-    """Spark hands over 10,000 rows of a user at most; the text's loop keeps the last chunk's first append."""
-    numbers = list(range(25_000))
-    frame = pd.DataFrame({"__event_micros": numbers, "__value": "page"})
-    frame["__append_micros"] = [
-        (number - 12_000) ** 2 for number in numbers
-    ]  # the least is in the second of three
-    frame["__ties"] = [[number] for number in numbers]
-    chunks = (frame[start : start + 10_000] for start in range(0, 25_000, 10_000))
-    state = State()
-    (written,) = SessionState(["user_id"], gap=50)((1,), chunks, state)  # type: ignore[arg-type]
-    assert written[["user_id", "visits", "__first_append_time"]].values.tolist() == [[1, 25_000, 0]]
-    assert written["__first_ties"].tolist() == [[12_000]]
-    assert (len(state.visits), state.timeout) == (25_000, 26)
+    """Spark hands over many rows of a user in chunks; the text's loop keeps the last chunk's first append."""
+    rows = (
+        # The least append time is in the second of three chunks.
+        Row(__event_micros=number, __order=[(number - 12_000) ** 2, number], __value="page")
+        for number in range(25_000)
+    )
+    state: Any = State()
+    sessions = SessionState(["user_id"], 50, first_append, each_update)
+    sessions.init(state)
+    (written,) = sessions.handleInputRows((1,), rows, state)
+    user, identity, _, _, visits, _, status, _ = written
+    assert (user, identity, visits, status) == (1, [0, 12_000], 25_000, OPEN)
+    assert (len(state.events), state.timer) == (25_000, 26)
 
 
 # --- the stream --------------------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""Delta tables in which a row replaces the row of its key: the way in which a stateful stream writes its results.
+
+A stateful stream writes a result again when it grows, after a crash, and from another checkpoint that starts over. The
+number of the batch can't tell an old result from a new one: another checkpoint counts from 0. So a row carries a
+version that only grows with its result, and never replaces a row of a higher version. Whatever is written again, in any
+order, the newest version stays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from python_jobs.shared.delta.streams import create_table, nullable
+from python_jobs.shared.delta.tables import delta_table
+from python_jobs.shared.delta.touched_dates import among, dates_of
+from python_jobs.shared.spark.sql_text import identifier, same_columns
+
+
+class KeyedSink(ABC):
+    """A destination of rows with a key."""
+
+    @abstractmethod
+    def write(self, rows: DataFrame, run: int) -> None:
+        """Write the rows of run number ``run`` (from 0 on); ``rows`` has each key at most once."""
+
+
+class DeltaSink(KeyedSink):
+    """A Delta table, created if absent; it keeps the newest row of each key."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: str,
+        rows: DataFrame,
+        key: Sequence[str],
+        date: str | None = None,
+        version: Sequence[str] = (),
+    ) -> None:
+        """Create the table with the columns of ``rows``, or check the columns of the existing table.
+
+        Args:
+            spark: the session.
+            table: name or path.
+            rows: rows of a run, of which only the schema is read.
+            key: columns that make a row unique.
+            date: date column that never changes for a key. The table is partitioned by it, and a run reads only the
+                partitions of its own rows.
+            version: columns without NULL that order the rows of a key, the most important first: only a row of a
+                higher version replaces a row. Without them the row that is written last is the newest one.
+
+        Raises:
+            WrongUse: the existing table has other columns or partitions.
+        """
+        create_table(spark, table, nullable(rows.schema), [date] if date else [])
+        self._table: DeltaTable = delta_table(spark, table)
+        self._date, self._same_key = date, same_columns(key, null_safe=False)
+        self._is_newer = f"{_values('s', version)} > {_values('t', version)}" if version else None
+
+    def write(self, rows: DataFrame, run: int) -> None:
+        """Merge the rows in one commit; with a ``date`` they are read twice."""
+        condition = self._same_key
+        if self._date:
+            condition = f"{among(self._date, dates_of(rows, self._date))} and {condition}"
+        merge = self._table.alias("t").merge(rows.alias("s"), condition)
+        merge.whenMatchedUpdateAll(self._is_newer).whenNotMatchedInsertAll().execute()
+
+
+def _values(relation: str, columns: Sequence[str]) -> str:
+    return f"struct({', '.join(f'{relation}.{identifier(column)}' for column in columns)})"

@@ -1,0 +1,215 @@
+"""Sessions of a Delta table's records as a stream: what Keyed Idempotency and the stateful jobs of sessions share.
+
+The rules are in :mod:`python_jobs.shared.core.sessions`; here is Spark's side: the records with their owner and times,
+and the state of the open sessions. The state is a list of events for each owner, in RocksDB. A timer on event time
+wakes an owner when the watermark closes the next session. New events of an owner are split by the gap as well, because
+Spark hands them over before it looks at timers.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.sessions import Emits, Event, Identity, Session, advance, closes_at, sessions_of
+from python_jobs.shared.delta.streams import parse_duration
+from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
+from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
+from python_jobs.shared.spark.times import with_timestamp
+
+NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
+# The key's columns have names that the user chose.
+EVENT_TIME, ORDER, DEAD = "__event_time", "__order", "__dead"
+_MICROS, _VALUE = "__event_micros", "__value"
+_STATE = "at bigint, event_order array<bigint>, value string"
+# Times are microseconds on their way through Python, which would read timestamps in a time zone.
+CHANGES = (
+    "__identity array<bigint>, __started_at bigint, __ended_at bigint, __events int, __values array<string>, "
+    "__status string, __version bigint"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionStream(DeadLetterStream):
+    """Parameters of a stream that groups the records of a Delta table into sessions."""
+
+    source: str
+    """Append-only Delta table (name or path)."""
+    key: dict[str, str]
+    """Columns that identify the session's owner (such as user_id), each with its SQL expression over the source."""
+    event_time: str
+    """SQL expression of the event's time: a timestamp, or a text that names date and time; use try_ functions."""
+    ties: list[str] = field(default_factory=list)
+    """Integer columns that order and distinguish events of one time, such as partition and offset."""
+    value: str
+    """SQL expression of the value that a session lists for each event, such as the page."""
+    gap: str = "30 minutes"
+    """Maximum event time between two successive events of one session."""
+    watermark: str = "10 minutes"
+    """Delay of the watermark behind the latest event time."""
+    checkpoint: str
+    """Folder of the stream's progress and state: one for each source and target, kept as long as these tables."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_duration(self.gap)
+        parse_duration(self.watermark)
+        if not self.key:
+            raise WrongUse("key is empty; it takes one column or more, each with its expression")
+        taken = taken_names(self.key, by=self.own_columns())
+        if taken:
+            raise WrongUse(f"key can't name columns that the job writes itself: {', '.join(taken)}")
+
+    @classmethod
+    def own_columns(cls) -> Sequence[str]:
+        """Return the columns that the job adds to the key in its target."""
+        return ()
+
+    @property
+    def gap_micros(self) -> int:
+        """The gap in microseconds."""
+        return parse_duration(self.gap) // dt.timedelta(microseconds=1)
+
+    def times(self) -> dict[str, str]:
+        """Return the expression of each time that a record must have, by parameter, the event's time first."""
+        return {"event_time": self.event_time}
+
+    def judged(self, records: DataFrame) -> DataFrame:
+        """Return each record with its owner, time, order, value and error; the error is NULL if the record is complete.
+
+        Raises:
+            WrongUse: an expression can't be resolved or has another type.
+        """
+        times = {f"__{name}": name for name in self.times()}
+        try:
+            timed = records
+            for column, name in times.items():
+                timed = with_timestamp(timed, column, self.times()[name], name)
+            rows = timed.select(
+                *(F.expr(expression).alias(name) for name, expression in self.key.items()),
+                *times,
+                self._order(list(times)[1:]).alias(ORDER),
+                F.expr(self.value).cast("string").alias(_VALUE),
+                F.struct(*(named_column(name) for name in records.columns)).alias(DEAD),
+            )
+        except AnalysisException as failure:
+            raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
+        parts = {name: name for name in self.key} | times
+        absent = F.concat_ws(
+            ", ", *(F.when(named_column(name).isNull(), F.lit(shown)) for name, shown in parts.items())
+        )
+        no_key = F.lit(False)
+        for name in self.key:
+            no_key = no_key | named_column(name).isNull()
+        message = F.concat(F.lit("the record has NULL in "), absent)
+        return rows.select(
+            "*", *first_error([(no_key, NULL_KEY, message), (absent != "", NULL_TIME, message)])
+        )
+
+    def _order(self, times: Sequence[str]) -> Column:
+        parts = [F.unix_micros(name) for name in times]
+        parts += [named_column(name).cast("bigint") for name in self.ties]
+        return F.array(*parts) if parts else F.expr("cast(array() as array<bigint>)")
+
+    def changes_schema(self, rows: DataFrame) -> str:
+        """Return the columns of the state's changes, of which ``rows`` has the key's."""
+        owner = [f"{identifier(name)} {rows.schema[name].dataType.simpleString()}" for name in self.key]
+        return ", ".join([*owner, CHANGES])
+
+    def changes(
+        self, records: DataFrame, identity: Callable[[Session], Identity], emits: Emits, shown: ShownAs
+    ) -> DataFrame:
+        """Return the stream's changed sessions as ``shown`` makes them, and its unusable records as column ``DEAD``."""
+        state = SessionState(list(self.key), self.gap_micros, identity, emits)
+        rows = self.judged(records)
+        changed = (
+            rows.where(F.col(ERROR_CLASS).isNull())
+            .select(
+                *named_columns(self.key), EVENT_TIME, F.unix_micros(EVENT_TIME).alias(_MICROS), ORDER, _VALUE
+            )
+            .withWatermark(EVENT_TIME, self.watermark)
+            .groupBy(*named_columns(self.key))
+            .transformWithState(state, self.changes_schema(rows), "update", "eventTime")
+        )
+        dead = rows.where(F.col(ERROR_CLASS).isNotNull()).select(DEAD, ERROR_CLASS, ERROR_MESSAGE)
+        return shown(changed).unionByName(dead, allowMissingColumns=True)
+
+
+ShownAs = Callable[[DataFrame], DataFrame]
+"""From the state's changes (the key's columns and ``CHANGES``) to the rows of a job's target."""
+
+
+def unusable(rows: DataFrame) -> DataFrame:
+    """Return the source's records that can't belong to a session, with their errors."""
+    dead = rows.where(F.col(ERROR_CLASS).isNotNull())
+    return dead.select(f"{DEAD}.*", ERROR_CLASS, ERROR_MESSAGE)
+
+
+class SessionState(StatefulProcessor):
+    """State of an owner; Spark calls it for new events, and when the watermark closes a session."""
+
+    def __init__(
+        self, key: Sequence[str], gap: int, identity: Callable[[Session], Identity], emits: Emits
+    ) -> None:
+        """Take the key's columns and the rules of :func:`python_jobs.shared.core.sessions.advance`."""
+        self._gap, self._identity, self._emits = gap, identity, emits
+        self._names = [*key, *(column.split()[0] for column in CHANGES.split(", "))]
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Declare the state."""
+        self._handle = handle
+        self._events = handle.getListState("events", _STATE)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Yield the sessions that new events change."""
+        new = [Event(row[_MICROS], tuple(row[ORDER]), row[_VALUE]) for row in rows]
+        return self._advance(key, new, timerValues)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
+        """Yield the sessions that the watermark closes."""
+        return self._advance(key, [], timerValues, timer_is_gone=True)
+
+    def close(self) -> None:
+        """Do nothing: nothing was opened."""
+
+    def _advance(
+        self, key: Any, new: list[Event], timer_values: Any, timer_is_gone: bool = False
+    ) -> Iterator[Row]:
+        known = [Event(at, tuple(order), value) for at, order, value in self._events.get()]
+        watermark = timer_values.getCurrentWatermarkInMs() * 1_000
+        result = advance(known, new, self._gap, watermark, self._identity, self._emits)
+        if result.still_open:
+            self._events.put([(event.at, list(event.order), event.value) for event in result.still_open])
+        elif known:
+            self._events.clear()
+        had = min((closes_at(session, self._gap) for session in sessions_of(known, self._gap)), default=None)
+        if had is not None and had != result.next_close and not timer_is_gone:
+            self._handle.deleteTimer(_milliseconds(had))
+        if result.next_close is not None and (timer_is_gone or had != result.next_close):
+            self._handle.registerTimer(_milliseconds(result.next_close))
+        change = Row(*self._names)
+        for session, identity, status, version in result.changes:
+            yield change(
+                *key,
+                list(identity),
+                session[0].at if session else None,
+                session[-1].at if session else None,
+                len(session),
+                [event.value for event in session],
+                status,
+                version,
+            )
+
+
+def _milliseconds(micros: int) -> int:
+    """Return the first whole millisecond that isn't before: a watermark has no finer times."""
+    return -(-micros // 1_000)
