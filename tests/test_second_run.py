@@ -71,6 +71,10 @@ PROGRAMS = {
     "python_jobs/idempotency/keyed_files.py": (
         f"{IDEMPOTENCY}test_keyed_sessions.py::test_a_run_has_one_file_whatever_the_clock_says"
     ),
+    "python_jobs/data_value/stateful_sessionizer.py": (
+        "tests/patterns/data_value/test_stateful_sessionizer.py"
+        "::test_the_same_events_give_the_same_ids_after_a_lost_checkpoint"
+    ),
     "python_jobs/idempotency/keyed_sessions.py": (
         f"{IDEMPOTENCY}test_keyed_sessions.py::test_a_replay_from_the_beginning_in_other_batches_gives_the_same_rows"
     ),

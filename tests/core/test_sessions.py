@@ -84,7 +84,9 @@ def test_the_next_close_is_that_of_the_session_that_ends_first() -> None:
 
 
 @pytest.mark.parametrize("identity", [first_append, first_event])
-def test_a_joined_session_is_taken_back_under_its_own_identity(identity: Callable[..., tuple[int, ...]]) -> None:
+def test_a_joined_session_is_taken_back_under_its_own_identity(
+    identity: Callable[..., tuple[int, ...]],
+) -> None:
     first, last = at(0, (1,)), at(16, (2,))
     middle = at(8, (3,))
     result = advance([first, last], [middle], 10 * MINUTE, NO_WATERMARK, identity)
@@ -102,6 +104,16 @@ def test_a_late_event_moves_an_identity_by_start_and_not_one_by_append() -> None
     ]
     late = advance([at(5, (1,))], [at(0, (2,))], 10 * MINUTE, NO_WATERMARK, first_append)
     assert [(change.identity, change.status) for change in late.changes] == [((1,), OPEN)]
+
+
+def test_the_next_close_is_later_than_the_watermark() -> None:
+    """Spark refuses a timer that isn't."""
+    drawn = random.Random(5)
+    for _ in range(200):
+        watermark = drawn.randrange(120) * MINUTE
+        events = [at(drawn.randrange(120)) for _ in range(12)]
+        closes = advance(events[:6], events[6:], 10 * MINUTE, watermark).next_close
+        assert closes is None or closes > watermark
 
 
 def written(emits: Emits, events: Sequence[Event], size: int = 1) -> list[tuple[int, str]]:

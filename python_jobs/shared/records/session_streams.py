@@ -29,7 +29,7 @@ from python_jobs.shared.spark.times import with_timestamp
 NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 # The key's columns have names that the user chose.
 EVENT_TIME, ORDER, DEAD = "__event_time", "__order", "__dead"
-_MICROS, _VALUE = "__event_micros", "__value"
+MICROS, VALUE = "__event_micros", "__value"
 _STATE = "at bigint, event_order array<bigint>, value string"
 # Times are microseconds on their way through Python, which would read timestamps in a time zone.
 CHANGES = (
@@ -98,7 +98,7 @@ class SessionStream(DeadLetterStream):
                 *(F.expr(expression).alias(name) for name, expression in self.key.items()),
                 *times,
                 self._order(list(times)[1:]).alias(ORDER),
-                F.expr(self.value).cast("string").alias(_VALUE),
+                F.expr(self.value).cast("string").alias(VALUE),
                 F.struct(*(named_column(name) for name in records.columns)).alias(DEAD),
             )
         except AnalysisException as failure:
@@ -134,18 +134,23 @@ class SessionStream(DeadLetterStream):
         changed = (
             rows.where(F.col(ERROR_CLASS).isNull())
             .select(
-                *named_columns(self.key), EVENT_TIME, F.unix_micros(EVENT_TIME).alias(_MICROS), ORDER, _VALUE
+                *named_columns(self.key), EVENT_TIME, F.unix_micros(EVENT_TIME).alias(MICROS), ORDER, VALUE
             )
             .withWatermark(EVENT_TIME, self.watermark)
             .groupBy(*named_columns(self.key))
             .transformWithState(state, self.changes_schema(rows), "update", "eventTime")
         )
-        dead = rows.where(F.col(ERROR_CLASS).isNotNull()).select(DEAD, ERROR_CLASS, ERROR_MESSAGE)
-        return shown(changed).unionByName(dead, allowMissingColumns=True)
+        return with_dead_records(shown(changed), rows)
 
 
 ShownAs = Callable[[DataFrame], DataFrame]
 """From the state's changes (the key's columns and ``CHANGES``) to the rows of a job's target."""
+
+
+def with_dead_records(sessions: DataFrame, judged: DataFrame) -> DataFrame:
+    """Return the rows of a job's target, and beside them the unusable records as column ``DEAD`` with their errors."""
+    dead = judged.where(F.col(ERROR_CLASS).isNotNull()).select(DEAD, ERROR_CLASS, ERROR_MESSAGE)
+    return sessions.unionByName(dead, allowMissingColumns=True)
 
 
 def unusable(rows: DataFrame) -> DataFrame:
@@ -171,7 +176,7 @@ class SessionState(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803
         """Yield the sessions that new events change."""
-        new = [Event(row[_MICROS], tuple(row[ORDER]), row[_VALUE]) for row in rows]
+        new = [Event(row[MICROS], tuple(row[ORDER]), row[VALUE]) for row in rows]
         return self._advance(key, new, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:  # noqa: N802, N803
