@@ -62,6 +62,7 @@ from pyspark.sql.types import (
     FloatType,
     MapType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -71,13 +72,20 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.core.paths import absolute, is_uri
 from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
 from python_jobs.shared.delta.tables import read_table
-from python_jobs.shared.files.sources import read_files, require_records, source_files, source_identity
+from python_jobs.shared.files.file_sets import list_files
+from python_jobs.shared.files.sources import (
+    parse_schema,
+    read_files,
+    require_records,
+    source_files,
+    source_identity,
+)
 from python_jobs.shared.records.partition_values import partition_condition, partition_literals, same_values
 from python_jobs.shared.records.values import FIRST_MICROS, LAST_MICROS
-from python_jobs.shared.spark.hadoop_files import literal_path
+from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.queries import first_line, query_text, require_rows, user_query
-from python_jobs.shared.spark.sql_text import named_column
+from python_jobs.shared.spark.sql_text import identifier, named_column
 
 NOTE = "data_overwrite"
 
@@ -93,6 +101,9 @@ _WRITER_OPTIONS = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "ignoreLeadingWhiteSpace": "false",
     "ignoreTrailingWhiteSpace": "false",
+    # Readers of csv compare the header with their schema, and a quote within quotes is doubled.
+    "header": "true",
+    "escape": '"',
 }
 
 
@@ -117,7 +128,9 @@ class Parameters:
     query: str = "select * from {source}"
     """SQL of the new rows, as text or .sql file; it may also read {target}."""
     target_format: Literal["delta", "parquet", "json", "csv", "text"] = "delta"
-    """Format of the target; all formats except delta are plain files."""
+    """Format of the target; all formats except delta are plain files, csv with a header."""
+    target_schema: str = ""
+    """Columns of a json or csv target, its partitions included, for a query that reads {target}: id int, day date."""
     partition: dict[str, str] | None = None
     """Partition to replace, as columns with values."""
     where: str | None = None
@@ -143,12 +156,33 @@ class Parameters:
         if (self.format == "delta") == bool(self.schema):
             raise WrongUse("schema belongs to the formats json and csv, which need it")
         require_at_least(0, min_rows=self.min_rows)
-        _ = self.text  # refuses a file that can't be read
+        reads_lines = self.target_format in ("json", "csv") and "{target}" in self.text
+        if reads_lines != bool(self.target_schema):
+            raise WrongUse(
+                "target_schema belongs to a query that reads {target} of the formats json and csv, and such a query "
+                "needs it"
+            )
 
     @cached_property
     def text(self) -> str:
         """Return the SQL of the query."""
         return query_text(self.query)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The plain files of a target as a source of the query."""
+
+    source: str
+    """Folder of the target."""
+    format: str
+    """json or csv."""
+    schema: str
+    """Columns of the files."""
+    delimiter: str = ","
+    """Character between the columns of csv."""
+    null_marker: str = ""
+    """Text of a csv field that is NULL."""
 
 
 # --- plain files ----------------------------------------------------------------------------------------
@@ -296,7 +330,17 @@ def writable(rows: DataFrame, file_format: str) -> DataFrame:
             is_line = ~value.rlike(r"[\r\n]")
             is_kept = is_line if file_format == "text" else value.isNull() | is_line
             rows = rows.where(F.when(is_kept, True).otherwise(F.raise_error(F.lit(_NO_LINE))))
+    if file_format == "csv" and len(rows.schema) == 1:
+        return rows.select(_never_blank(rows.schema[0]))
     return rows
+
+
+def _never_blank(field: StructField) -> Column:
+    """Return the only column of a csv, with an empty text for NULL: it is written as two quotes, and no blank line."""
+    value = named_column(field.name)
+    if not isinstance(field.dataType, StringType):
+        value = F.to_csv(F.struct(value), _WRITER_OPTIONS)
+    return F.when(named_column(field.name).isNull(), F.lit("")).otherwise(value).alias(field.name)
 
 
 def _may_lack_text(type_: DataType, is_json: bool) -> bool:
@@ -403,7 +447,15 @@ def _current_rows(spark: SparkSession, params: Parameters) -> DataFrame:
         return read_table(spark, params.target)
     if not Path(params.target).is_dir():
         raise NotReady(f"there is no folder {params.target}, which the query reads")
-    return spark.read.format(params.target_format).load(literal_path(absolute(params.target)))
+    if params.target_format not in ("json", "csv"):
+        reader = spark.read.format(params.target_format).option("lineSep", "\n")
+        return reader.load(literal_path(absolute(params.target)))
+    declared = parse_schema(params.target_schema)
+    partitions = [column for column in declared if column.name in (params.partition or {})]
+    columns = [column for column in declared if column not in partitions]
+    schema = ", ".join(f"{identifier(column.name)} {column.dataType.simpleString()}" for column in columns)
+    target = Target(absolute(params.target), params.target_format, schema)
+    return read_files(spark, target, list_files(HadoopFolder(spark, target.source)), partitions)
 
 
 if __name__ == "__main__":

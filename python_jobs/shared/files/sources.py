@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from typing import Protocol
+from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -108,8 +109,15 @@ def source_identity(parameters: FileSource, files: Sequence[SourceFile]) -> str:
     return hashlib.sha256(json_text([how, content]).encode()).hexdigest()
 
 
-def read_files(spark: SparkSession, parameters: FileSource, files: Sequence[SourceFile]) -> DataFrame:
+def read_files(
+    spark: SparkSession,
+    parameters: FileSource,
+    files: Sequence[SourceFile],
+    partition_columns: Sequence[StructField] = (),
+) -> DataFrame:
     """Return the records of the files; reading one that doesn't fit the schema exactly will fail.
+
+    ``partition_columns`` are further columns, whose values are the names of the files' folders (``column=value``).
 
     Raises:
         WrongUse: a column's type isn't read from files of this format.
@@ -118,13 +126,55 @@ def read_files(spark: SparkSession, parameters: FileSource, files: Sequence[Sour
     schema = parse_schema(parameters.schema)
     require_readable(schema, nested=parameters.format == "json")
     if parameters.format == "json":
-        return _checked(*_json_records(spark, files, schema))
+        return _with_partitions(
+            spark, _checked(*_json_records(spark, files, schema)), files, partition_columns
+        )
     delimiter = csv_delimiter(parameters.delimiter)
     header = csv_header(spark, files, delimiter)
     if header is None:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], StructType([*schema, *partition_columns]))
     _require_names(header, schema)
-    return _checked(*_csv_records(spark, files, header, schema, parameters.null_marker, delimiter))
+    rows = _checked(*_csv_records(spark, files, header, schema, parameters.null_marker, delimiter))
+    return _with_partitions(spark, rows, files, partition_columns)
+
+
+def _with_partitions(
+    spark: SparkSession, rows: DataFrame, files: Sequence[SourceFile], columns: Sequence[StructField]
+) -> DataFrame:
+    """Return the records of :func:`_checked` without their file, and with the columns that the files' folders name.
+
+    Raises:
+        DataRefused: a file is in no folder of a column, or the folder's value isn't of the column's type.
+    """
+    if not columns:
+        return rows.drop(FILE)
+    texts = [(file.url_path, *(_folder_value(file, column.name) for column in columns)) for file in files]
+    places = [f"__{place}" for place in range(len(columns))]
+    folders = spark.createDataFrame(texts, ", ".join(f"{name} string" for name in (FILE, *places)))
+    values = [
+        exact_value(F.col(place), column.dataType).alias(column.name)
+        for place, column in zip(places, columns, strict=True)
+    ]
+    typed = folders.select(FILE, *values)
+    for (url, *given), found in zip(texts, typed.collect(), strict=True):
+        for text, column in zip(given, columns, strict=True):
+            if text is not None and found[column.name] is None:
+                raise DataRefused(
+                    f"cannot read {url}: its folder {column.name}={text} is no value of the type "
+                    f"{column.dataType.simpleString()}"
+                )
+    return rows.join(F.broadcast(typed), FILE).drop(FILE)
+
+
+def _folder_value(file: SourceFile, name: str) -> str | None:
+    """Return the value that a file's folders name for a column, as it is written unescaped; None for NULL."""
+    for folder in file.file_path.split("/")[:-1]:
+        if folder.startswith(f"{name}="):
+            value = unquote(folder[len(name) + 1 :])
+            return None if value == "__HIVE_DEFAULT_PARTITION__" else value
+    raise DataRefused(
+        f"cannot read {file.path}: it is in no folder {name}=…; give the path of the whole dataset"
+    )
 
 
 def _json_records(
@@ -176,7 +226,7 @@ def _require_names(header: CsvHeader, schema: StructType) -> None:
 
 
 def _checked(rows: DataFrame, record: Column, problem: Column) -> DataFrame:
-    """Return the records as columns; evaluating a row that has a problem fails.
+    """Return the records as columns, and their files; evaluating a row that has a problem fails.
 
     The rows pass a generator, behind which Spark moves no filter: lines are parsed once, and a query that needs no
     column still meets the problems.
@@ -187,7 +237,7 @@ def _checked(rows: DataFrame, record: Column, problem: Column) -> DataFrame:
         F.lit(f"{RECORD_REFUSED}cannot read "), F.col("r.file"), F.lit(": "), F.col("r.problem")
     )
     good = F.when(F.col("r.problem").isNull(), True).otherwise(F.raise_error(message).cast("boolean"))
-    return one.where(good).select("r.record.*")
+    return one.where(good).select("r.record.*", F.col("r.file").alias(FILE))
 
 
 def require_records(rows: DataFrame, files: Sequence[SourceFile], source: str, allow_empty: bool) -> None:

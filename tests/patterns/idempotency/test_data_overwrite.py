@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.idempotency import data_overwrite
-from python_jobs.idempotency.data_overwrite import Folder, Parameters, overwrite_files, run
+from python_jobs.idempotency.data_overwrite import Folder, Parameters, new_rows, overwrite_files, run
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import CONFLICTS
@@ -419,6 +421,11 @@ def test_an_absent_source_clears_nothing(spark: SparkSession, tmp_path: Path) ->
         ({"partition": {"d": "2024/09"}}, r"partition d is '2024/09'; allowed are letters"),
         ({"where": "id = 1", "target_format": "json"}, "where needs a Delta table; json files"),
         ({"schema": "id int"}, "schema belongs to the formats json and csv"),
+        (
+            {"target_format": "csv", "query": "select * from {target}"},
+            "target_schema belongs to a query that reads {target} of the formats json and csv, and such a query needs",
+        ),
+        ({"target_schema": "id int"}, "target_schema belongs to a query that reads"),
         ({"format": "csv"}, "schema belongs to the formats json and csv, which need it"),
         ({"min_rows": -1}, "min_rows must be 0 or more, got -1"),
         ({"query": "absent.sql"}, r"can't read the query's file absent\.sql"),
@@ -544,7 +551,10 @@ def test_plain_files_hold_microseconds_and_spaces(spark: SparkSession, tmp_path:
         return file.read_text(encoding="utf-8").splitlines()
 
     with setting(spark, "spark.sql.session.timeZone", "Asia/Tokyo"):
-        assert lines("csv") == ["  a ,2024-03-01T10:00:00.123456Z,2024-03-01T10:00:00.000001"]
+        assert lines("csv") == [
+            "text,at,local",
+            "  a ,2024-03-01T10:00:00.123456Z,2024-03-01T10:00:00.000001",
+        ]
         assert lines("json") == [
             '{"text":"  a ","at":"2024-03-01T10:00:00.123456Z","local":"2024-03-01T10:00:00.000001"}'
         ]
@@ -575,7 +585,7 @@ def test_plain_files_hold_microseconds_and_spaces(spark: SparkSession, tmp_path:
 def test_what_a_format_can_not_hold_is_refused_and_the_old_files_stay(
     spark: SparkSession, tmp_path: Path, file_format: str, query: str, kind: type[JobFailed], sentence: str
 ) -> None:
-    overwrite_files(spark.sql("select 'old' as t"), str(tmp_path / "lines"), file_format, None)
+    overwrite_files(spark.sql("select 'old' as t"), str(tmp_path / "lines"), "text", None)
     with pytest.raises(kind, match=sentence):
         overwrite_files(spark.sql(f"select {query}"), str(tmp_path / "lines"), file_format, None)
     assert_rows(spark.read.text(str(tmp_path / "lines")), [("old",)])
@@ -626,7 +636,7 @@ def test_values_that_readers_of_lines_take_are_written(spark: SparkSession, tmp_
         ],
     )
     overwrite_files(spark.sql("select double('NaN') as d"), str(tmp_path / "csv"), "csv", None)
-    assert_rows(spark.read.text(str(tmp_path / "csv")), [("NaN",)])
+    assert_rows(spark.read.text(str(tmp_path / "csv")), [("d",), ("NaN",)])
 
 
 @pytest.mark.parametrize(
@@ -667,7 +677,7 @@ def test_sql_that_fails_ends_the_job_with_a_sentence(
 def test_a_csv_holds_null_and_json_holds_line_breaks(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.sql("select cast(null as string) as t, 'b' as u")
     overwrite_files(rows, str(tmp_path / "csv"), "csv", None)
-    assert_rows(spark.read.text(str(tmp_path / "csv")), [(",b",)])
+    assert_rows(spark.read.text(str(tmp_path / "csv")), [("t,u",), (",b",)])
     overwrite_files(spark.sql("select concat('a', char(10)) as t"), str(tmp_path / "json"), "json", None)
     assert_rows(spark.read.json(str(tmp_path / "json")), [("a\n",)])
 
@@ -708,6 +718,73 @@ def test_plain_files_are_read_and_overwritten_at_once(spark: SparkSession, tmp_p
     )
     assert report["replaced"] == "all"
     assert_rows(spark.read.parquet(str(folder)), [("b",), ("c",)])
+
+
+ODD_TEXT = 'a "quoted", back\\slash '
+
+
+@pytest.mark.parametrize("file_format", ["json", "csv"])
+def test_a_target_of_lines_is_read_with_its_declared_schema(
+    spark: SparkSession, tmp_path: Path, file_format: str
+) -> None:
+    """Spark's own reader would find other types: 007 as 7, a day as a text, 1.10 as 1.1."""
+    folder = tmp_path / "days"
+    source = tmp_path / "source"
+    frame(
+        spark, (1, "007", "1.10", "2024-03-01"), schema="id int, code string, price string, day string"
+    ).write.format("delta").save(str(source))
+    given = {
+        "source": str(source),
+        "target": str(folder),
+        "target_format": file_format,
+        "partition": {"day": "2024-03-01"},
+    }
+    odd = ODD_TEXT.replace("\\", "\\\\")
+    values = f"id, code, cast(price as decimal(9, 2)) as price, '{odd}' as odd, date(day) as day"
+    new = f"select {values} from {{source}}"
+    run(spark, Parameters(**given, query=new))
+    schema = "id int, code string, price decimal(9,2), odd string, day date"
+    again = Parameters(
+        **given,
+        query=f"select * from {{target}} union all {new}",
+        target_schema=schema,
+    )
+    run(spark, again)
+    twice = Parameters(**given, query="select *, typeof(price) as type from {target}", target_schema=schema)
+    row = (1, "007", Decimal("1.10"), ODD_TEXT, dt.date(2024, 3, 1), "decimal(9,2)")
+    assert_rows(new_rows(spark, twice)[0], [row, row])
+
+    file = next((folder / "day=2024-03-01").glob("part-*"))
+    file.with_name(f".{file.name}.crc").unlink()
+    file.write_text(file.read_text(encoding="utf-8").replace("1.10", "1.101"), encoding="utf-8")
+    with pytest.raises(
+        DataRefused, match="a value isn't of its type or would be changed by it: price; nothing"
+    ):
+        run(spark, again)
+    (folder / "day=2024-03").mkdir()
+    file.rename(folder / "day=2024-03" / file.name)
+    with pytest.raises(DataRefused, match="its folder day=2024-03 is no value of the type date"):
+        new_rows(spark, twice)
+
+
+def test_a_target_of_lines_without_partitions_keeps_null_in_its_only_column(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = frame(spark, ("a",), (None,), schema="line string")
+    for file_format in ("json", "csv"):
+        overwrite_files(rows, str(tmp_path / file_format), file_format, None)
+        params = Parameters(
+            source=str(tmp_path / "source"),
+            target=str(tmp_path / file_format),
+            target_format=file_format,  # type: ignore[arg-type]
+            query="select * from {target}",
+            target_schema="line string",
+        )
+        assert_rows(data_overwrite._current_rows(spark, params), [("a",), (None,)])
+    moments = spark.sql("select timestamp'2024-03-01 10:00:00.5Z' as at union all select null")
+    overwrite_files(moments, str(tmp_path / "at"), "csv", None)
+    lines = spark.read.text(str(tmp_path / "at")).where("value <> 'at'")
+    assert_rows(lines, [("2024-03-01T10:00:00.500000Z",), ('""',)])
 
 
 @pytest.mark.parametrize("died", ["before the swap", "in the swap", "after the swap"])
