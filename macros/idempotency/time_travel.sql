@@ -23,7 +23,7 @@
     {%- elif timestamp is not none -%}
         {%- set moment = lakehouse_patterns._moment('timestamp', timestamp) -%}
         {{ return(lakehouse_patterns._time_travel_rows(
-            relation, 'timestamp as of ' ~ lakehouse_patterns._timestamp_literal(moment)
+            relation, 'timestamp as of ' ~ lakehouse_patterns.timestamp_literal(moment)
         )) }}
     {%- elif not execute -%}
         {{ return(relation | string) }}

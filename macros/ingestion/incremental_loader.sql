@@ -63,12 +63,12 @@
 
     {%- set bounds = [] -%}
     {%- if start -%}
-        {%- do bounds.append(column ~ ' ' ~ operator ~ ' ' ~ lakehouse_patterns._timestamp_literal(start)) -%}
+        {%- do bounds.append(column ~ ' ' ~ operator ~ ' ' ~ lakehouse_patterns.timestamp_literal(start)) -%}
     {%- else -%}
         {%- do bounds.append(column ~ ' is not null') -%}
     {%- endif -%}
     {%- if end -%}
-        {%- do bounds.append(column ~ ' < ' ~ lakehouse_patterns._timestamp_literal(end)) -%}
+        {%- do bounds.append(column ~ ' < ' ~ lakehouse_patterns.timestamp_literal(end)) -%}
     {%- elif source is not none and execute -%}
         {%- do lakehouse_patterns._require_incremental_watermark() -%}
         {%- set newest = lakehouse_patterns._newest(column, source, where=bounds[0]) -%}
@@ -77,7 +77,7 @@
             {{ return('false') }}
         {%- endif -%}
         {%- do bounds.append(
-            column ~ ' <= ' ~ lakehouse_patterns._timestamp_literal(newest) ~ lakehouse_patterns._watermark_mark()
+            column ~ ' <= ' ~ lakehouse_patterns.timestamp_literal(newest) ~ lakehouse_patterns._watermark_mark()
         ) -%}
     {%- endif -%}
     {{ return('(' ~ bounds | join(' and ') ~ ')') }}

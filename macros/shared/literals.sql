@@ -23,7 +23,9 @@
 
 
 {% macro timestamp_literal(moment) %}
-    {{ return("timestamp'" ~ moment.isoformat() ~ "'") }}
+    {#- A datetime without a zone is in UTC. -#}
+    {%- set utc = moment.astimezone(modules.pytz.utc).replace(tzinfo=none) if moment.tzinfo else moment -%}
+    {{ return("timestamp '" ~ utc.isoformat(sep=' ') ~ "+00:00'") }}
 {% endmacro %}
 
 

@@ -49,6 +49,14 @@
 {% endmacro %}
 
 
+{% macro drop_other_relation(existing) %}
+    {#- A view, or a table of another format, makes room for the Delta table of a materialization that replaces it. -#}
+    {%- if existing is not none and not (existing.is_table and existing.is_delta) -%}
+        {%- do adapter.drop_relation(existing) -%}
+    {%- endif -%}
+{% endmacro %}
+
+
 {% macro is_empty_run() %}
     {#- `--empty` reads no row of any input. It checks that the SQL runs, and may never take rows from readers. -#}
     {{ return((flags.EMPTY | default(false)) is true) }}

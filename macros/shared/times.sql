@@ -59,16 +59,10 @@
 {% endmacro %}
 
 
-{% macro _timestamp_literal(moment) %}
-    {{ return("timestamp '" ~ moment.isoformat(sep=' ') ~ "+00:00'") }}
-{% endmacro %}
-
-
 {% macro _given_or_run_start(name, text) %}
     {#- A time that an argument may give, as a literal; by default the start of the dbt run. -#}
-    {%- set moment = lakehouse_patterns._moment(name, text) if text
-        else run_started_at.astimezone(modules.pytz.utc).replace(tzinfo=none) -%}
-    {{ return(lakehouse_patterns._timestamp_literal(moment)) }}
+    {%- set moment = lakehouse_patterns._moment(name, text) if text else run_started_at -%}
+    {{ return(lakehouse_patterns.timestamp_literal(moment)) }}
 {% endmacro %}
 
 

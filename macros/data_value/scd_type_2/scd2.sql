@@ -30,9 +30,7 @@
     {%- set history = lakehouse_patterns._scd2_history(context) -%}
     {%- do lakehouse_patterns._scd2_require_contract(history, context.batch) -%}
     {%- if creates -%}
-        {%- if existing is not none and not (existing.is_table and existing.is_delta) -%}
-            {%- do adapter.drop_relation(existing) -%}
-        {%- endif -%}
+        {%- do lakehouse_patterns.drop_other_relation(existing) -%}
         {%- do lakehouse_patterns.quarantine_incomplete(history.incomplete, context.batch) -%}
         {%- call statement('main') -%}
             {{ create_table_as(false, this, lakehouse_patterns._scd2_rows(history, context.batch)) }}

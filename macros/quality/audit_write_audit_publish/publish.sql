@@ -28,9 +28,7 @@ from {{ scope.rows }}
         {{ return(false) }}
     {%- endif -%}
 
-    {%- if scope.existing is not none and not (scope.existing.is_table and scope.existing.is_delta) -%}
-        {%- do adapter.drop_relation(scope.existing) -%}
-    {%- endif -%}
+    {%- do lakehouse_patterns.drop_other_relation(scope.existing) -%}
     {%- set columns = lakehouse_patterns.quoted_names(scope.types) | join(', ') -%}
     {%- call statement('main') -%}
         {{ create_table_as(false, this, 'select ' ~ columns ~ '\n' ~ rows) }}
