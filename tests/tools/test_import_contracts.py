@@ -27,5 +27,6 @@ def test_every_entry_point_is_protected_from_imports() -> None:
 
 
 def test_every_program_without_spark_is_kept_from_importing_it() -> None:
-    named = _contract("What runs without Spark")["source_modules"]
-    assert sorted(named) == sorted(["python_jobs.shared.core", *programs_without_spark()])
+    """Libraries that run in a user's own program may be named as well; import-linter refuses names without a module."""
+    named = set(_contract("What runs without Spark")["source_modules"])
+    assert {"python_jobs.shared.core", *programs_without_spark()} <= named
