@@ -18,6 +18,13 @@ STREAMING = "tests/patterns/streaming/"
 MAIN_JOB = "tests/lakehouse/test_main_job.py::test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version"
 
 PROGRAMS = {
+    "python_jobs/data_value/static_joiner.py": (
+        f"{DATA_VALUE}test_static_joiner_stream.py::"
+        "test_each_batch_has_the_newest_version_and_a_reference_on_its_way_ends_the_run"
+    ),
+    "python_jobs/data_value/static_joiner_api.py": (
+        f"{DATA_VALUE}test_static_joiner_api.py::test_rows_get_the_apis_value_and_no_key_is_asked_for_twice"
+    ),
     "python_jobs/data_value/wrapper.py": f"{DATA_VALUE}test_wrapper.py::test_a_batch_that_runs_again_adds_nothing",
     "case_study/datasets/blog_platform.py": (
         f"{DATASETS}test_blog_platform.py::test_a_run_over_an_earlier_one_and_split_otherwise_gives_the_same_bytes"

@@ -11,9 +11,10 @@ the new column. The value is a text; of any other JSON value it is the JSON text
 Guarantee: all rows of the source are in the target, once. No key is asked for twice, in this run or a later one, so a
 rerun gives the same values although the API may have changed; delete a key from the cache to ask again. A key that the
 API leaves out has NULL, which the cache keeps, too. A row whose key is NULL or empty has NULL and is not asked for. A
-request that fails with a server error, a timeout or a broken answer is retried ``--attempts`` times with growing pauses.
-Then the job fails with exit code 1: the target stays as it is, and the cache keeps the answers so far. Cache and target
-are one commit each, in this order. Not guaranteed: two runs at once may ask for the same key; the cache has it once.
+request that fails with a server error, a timeout or a broken answer gets up to ``--attempts`` tries with growing
+pauses. Then the job fails with exit code 1: the target stays as it is, and the cache keeps the answers so far. Cache
+and target are one commit each, in this order. Not guaranteed: two runs at once may ask for the same key; the cache has
+it once.
 
 Cost: one request for each ``--buffer`` new keys, one after the other, from the driver, which holds the new answers in
 memory. The source is read twice, the cache twice.

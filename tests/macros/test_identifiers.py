@@ -181,6 +181,33 @@ CALLS: list[tuple[str, Callable[[Names], dict[str, Any]], str, tuple[int, int]]]
         (3, 3),
     ),
     (
+        "static_joiner",
+        lambda n: {
+            "facts": "odd",
+            "reference": "(select distinct * from odd)",
+            "keys": [n[0]],
+            "columns": {f"{n[1]} too": n[1]},
+            "as_of": q(n[2]),
+            "history": "(select * from odd where false)",
+            "effective_from": n[2],
+            "effective_to": n[2],
+        },
+        "{}",
+        (3, 4),
+    ),
+    (
+        "static_joiner",
+        lambda n: {
+            "facts": "odd",
+            "reference": "(select distinct * from odd)",
+            "keys": {n[1]: n[1]},
+            "columns": {f"{n[0]} too": n[0]},
+            "unmatched": {f"{n[0]} too": "0"},
+        },
+        "{}",
+        (3, 4),
+    ),
+    (
         "test_scd_type_2_invariants",
         lambda n: {
             "model": "odd",

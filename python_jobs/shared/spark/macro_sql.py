@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import importlib.resources
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -45,7 +45,7 @@ class Macros:
         environment.globals |= {
             "return": _hand_back,
             "lakehouse_patterns": _Namespace(self),
-            "adapter": SimpleNamespace(quote=identifier),
+            "adapter": SimpleNamespace(quote=identifier, dispatch=self._dispatch),
             "config": configuration or {},
             "exceptions": SimpleNamespace(raise_compiler_error=_refuse),
             "modules": SimpleNamespace(datetime=datetime, re=re),
@@ -58,6 +58,10 @@ class Macros:
             for _ in template.root_render_func(context):  # defines the macros, private ones included
                 pass
             self._macros |= context.vars
+
+    def _dispatch(self, name: str, _package: str) -> Callable[..., Any]:
+        """Return the macro that a public macro stands for on Spark."""
+        return lambda *arguments, **keywords: self.call(f"default__{name}", *arguments, **keywords)
 
     def call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Return the value that a macro passes to ``return``; for a macro without ``return``, its text.

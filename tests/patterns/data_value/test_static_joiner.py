@@ -48,7 +48,8 @@ USERS = [
     ("u3", "never", at("2024-06-01"), at("2024-06-01")),
     ("u3", "deleted only", None, at("2024-06-05")),
 ]
-SCHEMA = "id string, email string, effective_from timestamp, effective_to timestamp"
+CURRENT = "id string, email string, effective_from timestamp"
+SCHEMA = f"{CURRENT}, effective_to timestamp"
 EMAILS = {
     "before": None,
     "first": "a@",
@@ -178,9 +179,7 @@ def test_current_and_past_rows_give_the_same_as_one_table(
 ) -> None:
     current = [row for row in USERS if row[1] in ("c@", "y@", "n@")]
     past = USERS if history_has_the_current_row else [row for row in USERS if row not in current]
-    spark.createDataFrame([row[:3] for row in current], SCHEMA.rpartition(",")[0]).createOrReplaceTempView(
-        "current_users"
-    )
+    spark.createDataFrame([row[:3] for row in current], CURRENT).createOrReplaceTempView("current_users")
     spark.createDataFrame(past, SCHEMA).createOrReplaceTempView("past_users")
     layout = {"reference": "current_users", "history": "past_users"}
     assert emails(join(**AS_OF | layout)) == EMAILS
@@ -192,9 +191,7 @@ def test_current_and_past_rows_give_the_same_as_one_table(
 
 
 def test_a_current_row_whose_predecessor_is_still_open_is_refused(spark: SparkSession, join: Join) -> None:
-    spark.createDataFrame(
-        [("u1", "b@", at("2024-07-01"))], SCHEMA.rpartition(",")[0]
-    ).createOrReplaceTempView("current_users")
+    spark.createDataFrame([("u1", "b@", at("2024-07-01"))], CURRENT).createOrReplaceTempView("current_users")
     spark.createDataFrame([("u1", "a@", at("2024-06-01"), None)], SCHEMA).createOrReplaceTempView(
         "past_users"
     )
@@ -377,7 +374,7 @@ def plan_of(rows: DataFrame) -> str:
 
 
 def test_a_small_reference_is_broadcast_and_the_facts_are_not_shuffled(
-    spark: SparkSession, render: MacroRenderer, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, render: MacroRenderer, caplog: pytest.LogCaptureFixture
 ) -> None:
     spark.sql("create table default.joined_users using delta as select * from users")
     table = SparkRelation.create(schema="default", identifier="joined_users", type="table")
@@ -399,7 +396,7 @@ def test_a_small_reference_is_broadcast_and_the_facts_are_not_shuffled(
     assert re.search(
         "static_joiner does not broadcast .*joined_users.*, which has .* MB by the estimate of Spark, more than the "
         "0.0001 MB",
-        capsys.readouterr().out,
+        caplog.text,
     )
 
 
@@ -410,10 +407,8 @@ def test_models_of_the_page(spark: SparkSession, make_project: Callable[..., Dbt
     by_time, by_day, two_tables, check = snippets("docs/data_value.md", f"{HERE}::test_models_of_the_page")
     project = make_project(
         {
-            "models/sources.yml": raw_tables("visits", "devices", "users", "past_users"),
-            "models/user_versions.sql": "select * from {{ source('raw', 'user_versions') }}".replace(
-                "user_versions", "users"
-            ),
+            "models/sources.yml": raw_tables("visits", "devices", "users", "current_users", "past_users"),
+            "models/user_versions.sql": "select * from {{ source('raw', 'users') }}",
             "models/visits_with_context.sql": by_time,
             "models/visits_with_users_of_the_day.sql": by_day,
             "models/visits_with_past_users.sql": two_tables,
@@ -424,7 +419,10 @@ def test_models_of_the_page(spark: SparkSession, make_project: Callable[..., Dbt
     schema = "visit string, user_id string, event_time timestamp, dev_type string, dev_version string"
     project.source("visits", spark.createDataFrame(visits, schema))
     project.source("users", spark.createDataFrame(USERS[:5], SCHEMA))
-    project.source("past_users", spark.createDataFrame(USERS[:5], SCHEMA))
+    past = [row for row in USERS[:5] if row[1] not in ("c@", "y@")]
+    project.source("past_users", spark.createDataFrame(past, SCHEMA))
+    current = [row[:3] for row in USERS[:5] if row not in past]
+    project.source("current_users", spark.createDataFrame(current, CURRENT))
     project.source(
         "devices",
         spark.createDataFrame([("phone", "1", "A")], "type string, version string, full_name string"),
