@@ -121,7 +121,7 @@
             'facts.lakehouse_patterns_as_of', 'versions', 'lakehouse_patterns_from', 'lakehouse_patterns_to'
         )) -%}
     {%- endif -%}
-select {{ hint }}
+select {{- ' ' ~ hint if hint }}
     facts.* {{- ' except (lakehouse_patterns_as_of)' if join.as_of is not none }}
     {%- for name in join.columns %},
     {%- set value = 'versions.lakehouse_patterns_column_' ~ loop.index %}
@@ -165,9 +165,7 @@ from (
     {#- A reference that is being loaded would make all facts unmatched. Without facts nothing is checked (`--empty`). -#}
     {%- if min_reference_rows > 0 -%}
     where case
-        when (
-            select count(*) from (select 1 from {{ join.reference }} limit {{ min_reference_rows }})
-        ) >= {{ min_reference_rows }} then true
+        when (select count(*) from {{ join.reference }}) >= {{ min_reference_rows }} then true
         else raise_error({{ lakehouse_patterns.text_literal(
             'lakehouse_patterns: the reference of static_joiner has fewer rows than min_reference_rows, '
             ~ min_reference_rows ~ ': load it first, or allow an empty one with min_reference_rows=0'
@@ -210,7 +208,7 @@ from (
         {#- If any two versions of a key overlap, two that follow each other do. #}
         coalesce(
             lead(lakehouse_patterns_from) over (
-                partition by {{ keys }} order by lakehouse_patterns_from, lakehouse_patterns_to asc nulls last
+                partition by {{ keys }} order by lakehouse_patterns_from asc, lakehouse_patterns_to asc nulls last
             ) < coalesce(lakehouse_patterns_to, timestamp '9999-12-31 23:59:59.999999+00:00'),
             false
         ) as lakehouse_patterns_is_ambiguous

@@ -33,18 +33,18 @@
 {% macro _instant(time, name) %}
     {#-
         A time of any type as an instant, whatever the session's zone: a date begins in UTC, and a time without zone and
-        a text without offset are times of UTC. A text that is no full timestamp is NULL, another type is refused. Give
-        a column: the rule looks at a text several times. Spark knows the type before it reads a row.
+        a text without offset are times of UTC. A text that is no full timestamp is NULL, another type is refused. Spark
+        knows the type before it reads a row, so a timestamp costs nothing; a text is read once (the lambda's variable).
     -#}
-    {%- set text = 'concat(cast(' ~ time ~ ' as string), case typeof(' ~ time ~ ") when 'date' then ' 00:00' else '' end)" -%}
+    {%- set type = 'typeof(' ~ time ~ ')' -%}
+    {%- set text = 'concat(trim(cast(' ~ time ~ ' as string)), case ' ~ type ~ " when 'date' then ' 00:00' else '' end)" -%}
     {{ return(
-        'case typeof(' ~ time ~ ") when 'timestamp' then try_cast(" ~ time ~ ' as timestamp)'
-        ~ " when 'void' then null when 'date' then " ~ lakehouse_patterns._full_timestamp(text)
-        ~ " when 'timestamp_ntz' then " ~ lakehouse_patterns._full_timestamp(text)
-        ~ " when 'string' then " ~ lakehouse_patterns._full_timestamp('trim(' ~ text ~ ')')
-        ~ ' else raise_error(concat(' ~ lakehouse_patterns.text_literal(
+        'case when ' ~ type ~ " = 'timestamp' then try_cast(" ~ time ~ ' as timestamp) when ' ~ type
+        ~ " in ('date', 'timestamp_ntz', 'string', 'void') then get(transform(array(" ~ text ~ '), moment -> '
+        ~ lakehouse_patterns._full_timestamp('moment') ~ '), 0) else raise_error(concat('
+        ~ lakehouse_patterns.text_literal(
             'lakehouse_patterns: ' ~ name ~ ' must be a timestamp, a date or a text, got '
-        ) ~ ', typeof(' ~ time ~ '))) end'
+        ) ~ ', ' ~ type ~ ')) end'
     ) }}
 {% endmacro %}
 

@@ -85,7 +85,7 @@ class Lookups:
                 )
         try:
             found = self._retrier.call(lambda timeout: self._ask(keys, timeout), idempotent=True)
-        except (requests.RequestException, RetryBudgetExhausted, ValueError) as failure:
+        except (requests.RequestException, RetryBudgetExhausted, ValueError, RecursionError) as failure:
             # Only its class and status: the text of a failure may hold the request.
             cause = failure.__cause__ if isinstance(failure, RetryBudgetExhausted) else failure
             response = getattr(cause, "response", None)

@@ -118,12 +118,12 @@ class Join:
             WrongUse: there are no keys or no columns.
         """
         self._params, self._macros = params, Macros(spark, _FILES)
-        self._join(params.reference)
+        self._checked(params.reference)
 
     def joined(self, facts: DataFrame, reference: DataFrame) -> DataFrame:
         """Return the facts with the new columns, and ``__matched``, which is NULL without a match."""
         with _views(facts, reference) as (facts_view, reference_view):
-            join = self._join(reference_view)
+            join = self._checked(reference_view)
             versions = self._macros.call("_static_joiner_versions_sql", join)
             sql = self._macros.call("_static_joiner_sql", join, facts_view, versions)
             return facts.sparkSession.sql(sql)
@@ -135,7 +135,7 @@ class Join:
             DataRefused: a key has several rows or, with as_of, versions that overlap.
         """
         with _views(reference) as (view,):
-            sql = self._macros.call("_static_joiner_judged_sql", self._join(view))
+            sql = self._macros.call("_static_joiner_judged_sql", self._checked(view))
             judged = reference.sparkSession.sql(sql).where("lakehouse_patterns_is_ambiguous")
             keys = [f"lakehouse_patterns_key_{place + 1}" for place in range(len(self._params.keys))]
             found = judged.select(F.to_json(F.struct(*keys))).first()
@@ -147,7 +147,7 @@ class Join:
                 "source would be multiplied; correct it and run again"
             )
 
-    def _join(self, reference: str) -> Any:
+    def _checked(self, reference: str) -> Any:
         params = self._params
         # A column of the key, which is never NULL in a match, tells whether there was one.
         columns = dict(params.columns)

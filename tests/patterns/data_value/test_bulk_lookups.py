@@ -89,6 +89,7 @@ def test_a_failure_that_may_pass_is_retried(server: GeoApi, failure: int | bytes
         (b'{"error": "no"}', 1, "has no object 'mapped', which maps keys to values"),
         (b'{"mapped": ["x"]}', 1, "has no object 'mapped'"),
         (b"[]", 1, "has no object 'mapped'"),
+        (b'{"mapped": {"a": ' + b"[" * 100_000, 1, "gave no answer for 1 keys .RecursionError."),
         (b'{"mapped": {"a": NaN}}', 1, "gave no answer for 1 keys .ValueError."),
     ],
 )
