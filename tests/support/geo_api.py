@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_server import QuietHandler, serving
 
 
 @dataclass
@@ -43,35 +43,18 @@ def running_geo_api() -> Iterator[GeoApi]:
     """Serve on a free port until the block ends."""
     api = GeoApi()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(QuietHandler):
+        def get(self) -> None:
             ips = parse_qs(urlsplit(self.path).query)["ips"][0].split(",")
             api.asked.append(ips)
             api.tokens.add(self.headers["Authorization"])
             failure = api.failures.pop(0) if api.failures else None
-            status, body = (
-                200,
-                json.dumps({"mapped": {ip: api.places[ip] for ip in ips if ip in api.places}}).encode(),
-            )
-            if isinstance(failure, bytes):
-                body = failure
-            elif isinstance(failure, int):
-                status = failure
-            elif failure is not None:
+            if isinstance(failure, float):
                 time.sleep(failure)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            with suppress(BrokenPipeError):  # the client may have given up waiting
-                self.wfile.write(body)
+            known = {ip: api.places[ip] for ip in ips if ip in api.places}
+            body = failure if isinstance(failure, bytes) else json.dumps({"mapped": known}).encode()
+            self.answer(failure if isinstance(failure, int) else 200, body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        api.url = f"http://127.0.0.1:{server.server_port}/fetch"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(Handler) as url:
+        api.url = f"{url}/fetch"
         yield api
-        server.shutdown()
-        thread.join()

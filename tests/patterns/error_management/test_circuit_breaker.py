@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from python_jobs.error_management.circuit_breaker import (
 )
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.retry import Retrier, RetryBudgetExhausted, RetryPolicy
+from tests.support.http_server import QuietHandler, serving
 from tests.support.snippets import snippet
 from tests.support.waiting import at_once
 
@@ -434,25 +433,14 @@ class ArticleService:
 def service() -> Iterator[ArticleService]:
     told = ArticleService()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(QuietHandler):
+        def get(self) -> None:
             told.calls += 1
-            body = b'{"title": "Delta"}'
-            self.send_response(told.status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(told.status, b'{"title": "Delta"}')
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        told.url = f"http://127.0.0.1:{server.server_port}/articles/7"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(Handler) as url:
+        told.url = f"{url}/articles/7"
         yield told
-        server.shutdown()
-        thread.join()
 
 
 def test_answers_of_500_open_it_and_the_last_good_value_is_marked_stale(
