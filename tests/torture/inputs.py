@@ -49,6 +49,13 @@ def visits_by_day(spark: SparkSession, folder: Path) -> None:
         rows.write.format("delta").mode("append").save(str(folder / "visits"))
 
 
+def visits_and_pages(spark: SparkSession, folder: Path) -> None:
+    """The same, and a table with the title of one of their pages."""
+    visits_by_day(spark, folder)
+    pages = spark.createDataFrame([("home", "Welcome")], "page string, title string")
+    pages.write.format("delta").save(str(folder / "pages"))
+
+
 def arrived_visits(spark: SparkSession, folder: Path) -> None:
     """Append each day's visits with the time at which they came: that of the day before was late."""
     for day in DAYS:

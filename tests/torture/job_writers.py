@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
-from python_jobs.data_value import wrapper
+from python_jobs.data_value import static_joiner, static_joiner_api, wrapper
 from python_jobs.error_management import (
     dead_letter,
     dead_letter_queue,
@@ -39,6 +39,7 @@ from python_jobs.ingestion import (
     incremental_table_loader,
     transformation_replicator,
 )
+from tests.support.geo_api import running_geo_api
 from tests.torture.inputs import (
     DERIVED_FROM_PAYLOAD,
     PAYLOAD,
@@ -50,6 +51,7 @@ from tests.torture.inputs import (
     lists_of_devices,
     payloads,
     small_files,
+    visits_and_pages,
     visits_by_day,
     visits_by_event_date,
 )
@@ -222,6 +224,32 @@ def lines_wrapped(spark: SparkSession, folder: Path, day: dt.date) -> None:
         batch_version=day.day,
     )
     wrapper.run(spark, parameters)
+
+
+def visits_with_titles(spark: SparkSession, folder: Path) -> None:
+    """Static Joiner, a file a batch."""
+    parameters = static_joiner.Parameters(
+        **file_by_file(folder, source="visits", reference="pages", target="joined"),
+        keys={"page": "page"},
+        columns={"title": "title"},
+    )
+    static_joiner.run(spark, parameters)
+
+
+def titles_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Static Joiner with an HTTP API, the visits of a day; the API of this process knows one of the two pages."""
+    with running_geo_api() as api:
+        api.places = {"home": "Welcome"}
+        parameters = static_joiner_api.Parameters(
+            **below(folder, source="visits", cache="titles", target="joined"),
+            key="page",
+            column="title",
+            url=api.url,
+            keys_parameter="ips",
+            where=f"event_date = date'{day}'",
+            now=NOW,
+        )
+        static_joiner_api.run(spark, parameters)
 
 
 def version_named(spark: SparkSession, folder: Path, day: dt.date) -> None:
@@ -397,6 +425,10 @@ def job_writers() -> Iterator[Writer]:
     )
     yield by_day("time_travel", visits_by_day, version_named, ("versions",), on_cluster=False)
     yield by_day("wrapper", days_of_files, lines_wrapped, ("envelopes",), adds_once=True)
+    yield stream("static_joiner", visits_and_pages, visits_with_titles, ("joined",))
+    yield by_day(
+        "static_joiner_api", visits_by_event_date, titles_of_a_day, ("titles", "joined"), any_order=True
+    )
     yield by_day("filter_interceptor", visits_by_day, day_filtered, ("valid", "statistics"))
     yield by_day("compactor", small_files, partition_compacted, ("table",))
     yield by_day("transformation_replicator", visits_by_day, replica, ("replica",), pairs=False)
