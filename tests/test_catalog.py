@@ -20,7 +20,7 @@ SHORT = ("AWAP", "CDC", "Late Data Integrator")
 TO_COME = (
     "pat-api-pull", "pat-cdc-change-tables", "pat-multi-region-ingest",  # more sources
     "pat-delta-lake-maintenance", "pat-iceberg-maintenance", "pat-hudi-maintenance",  # storage
-    "pat-search-index-sync", "pat-api-facade-lakehouse",  # serving
+    "pat-search-index-sync", "pat-api-facade-lakehouse", "pat-near-realtime-bi-aggregates",  # serving
     "pat-retention-policy",  # governance
     "pat-completeness-check",  # observability
 )  # fmt: skip

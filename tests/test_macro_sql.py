@@ -8,6 +8,7 @@ import jinja2.meta
 import pytest
 from jinja2 import nodes
 
+from python_jobs.data_value import distributed_aggregator
 from python_jobs.shared.delta import keys, merge
 from python_jobs.shared.spark.macro_sql import Macros
 from tools.findings import ROOT
@@ -22,7 +23,9 @@ NAMES_OF_DBT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("job_module", [keys, merge], ids=["keys", "merge"])
+@pytest.mark.parametrize(
+    "job_module", [keys, merge, distributed_aggregator], ids=["keys", "merge", "distributed_aggregator"]
+)
 def test_macros_of_jobs_use_what_jobs_give_them(job_module: object) -> None:
     given = Macros(None, job_module._FILES)  # type: ignore[attr-defined,arg-type]
     environment = next(iter(given._macros.values()))._environment

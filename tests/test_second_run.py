@@ -25,6 +25,9 @@ PROGRAMS = {
     "python_jobs/data_value/static_joiner_api.py": (
         f"{DATA_VALUE}test_static_joiner_api.py::test_rows_get_the_apis_value_and_no_key_is_asked_for_twice"
     ),
+    "python_jobs/data_value/distributed_aggregator.py": (
+        f"{DATA_VALUE}test_distributed_aggregator_job.py::test_the_command_of_the_page_writes_the_cube_of_its_day"
+    ),
     "python_jobs/data_value/wrapper.py": f"{DATA_VALUE}test_wrapper.py::test_a_batch_that_runs_again_adds_nothing",
     "case_study/datasets/blog_platform.py": (
         f"{DATASETS}test_blog_platform.py::test_a_run_over_an_earlier_one_and_split_otherwise_gives_the_same_bytes"

@@ -259,6 +259,34 @@ CALLS: list[tuple[str, Callable[[Names], dict[str, Any]], str, tuple[int, int]]]
         "{}",
         (2, 3),
     ),
+    (
+        "cube_daily",
+        lambda n: {"relation": "odd", "day": n[2], "dimensions": n[1], "measures": {"of them": q(n[0])}},
+        "{}",
+        (3, 9),
+    ),
+    (
+        "cube_weekly",
+        lambda n: {
+            "daily": f"(select {q(n[2])}, {q(n[1])}, 0 as grouping_id, 1 as row_count from odd)",
+            "day": n[2],
+            "dimensions": [n[1]],
+        },
+        "{}",
+        (2, 4),
+    ),
+    (
+        "salted_aggregate",
+        lambda n: {"relation": "odd", "group_by": n[1], "salt_by": n[0], "measures": {"of them": q(n[0])}},
+        "{}",
+        (2, 7),
+    ),
+    (
+        "windowed_aggregate",
+        lambda n: {"relation": "odd", "event_time": f"timestamp({q(n[2])})", "window": "1 day", "by": n[1]},
+        "{}",
+        (2, 4),
+    ),
     ("incremental_rejects", lambda n: {"column": q(n[2])}, "select * from odd where {}", (0, 3)),
     (
         "incremental_window",
@@ -321,6 +349,7 @@ RESULTS = {
     "rejected_by", "rejected_as", "error_class", "error_message", "duplicate_as",
     "bucket", "delay_up_to", "row_count", "max_delay_seconds",
     "job_name", "job_version", "processed_at", "file_path", "load_id",
+    "grouping_id", "week_start", "window_start", "window_end",
 }  # fmt: skip
 # Macros without an entry in CALLS, with the reason or the test that has their names.
 ODD_TABLES = "test_a_materialization_quotes_names_and_finds_them_in_any_case"

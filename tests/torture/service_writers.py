@@ -1,14 +1,18 @@
-"""Writers that are programs without Spark: they write to PostgreSQL and to an S3 store."""
+"""Writers that need a service: programs without Spark on PostgreSQL and S3, and a job that reads from PostgreSQL."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+from python_jobs.data_value import distributed_aggregator
 from python_jobs.idempotency import (
     fast_metadata_cleaner_postgres,
     proxy_postgres,
@@ -21,10 +25,10 @@ from python_jobs.shared.postgres.relations import connect_by_environment
 from services.object_store import running_object_store
 from services.postgres import running_postgres
 from tests.support.session import environment
-from tests.torture.inputs import csv_of_devices, parts_of_devices
+from tests.torture.inputs import csv_of_devices, days_of_files, parts_of_devices
 from tests.torture.service_stores import BucketStore, bucket, client
 from tests.torture.stores import PostgresStore
-from tests.torture.writer import DAYS, NOW, Day, Writer, in_order
+from tests.torture.writer import DAYS, NOW, Day, Writer, below, in_order
 
 COLUMNS = "type text not null, version text not null, full_name text"
 DEVICES = f"{COLUMNS}, primary key (type, version)"
@@ -107,6 +111,28 @@ def table_for_good(_: None, folder: Path, day: dt.date) -> None:
         proxy_postgres.run(parameters)
 
 
+def cube_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Distributed Aggregator: files joined with a query of the database."""
+    address = f"{os.environ['PGHOST']}:{os.environ['PGPORT']}/{os.environ['PGDATABASE']}"
+    with environment(LOADER_PASSWORD=LOADER):
+        parameters = distributed_aggregator.Parameters(
+            **below(folder, target="cube"),
+            source=str(folder / "landing" / f"date={day}"),
+            schema="visit string",
+            jdbc_url=f"jdbc:postgresql://{address}",
+            user=LOADER,
+            password_env="LOADER_PASSWORD",
+            table="(values (0, 'even'), (1, 'odd')) as lines(remainder, kind)",
+            query="select date(left(visit, 10)) as day, kind, int(right(visit, 1)) as line from {files} "
+            "join {table} on int(right(visit, 1)) % 2 = remainder",
+            day="day",
+            date=f"{day}",
+            dimensions=["kind"],
+            measures={"line": "line"},
+        )
+        distributed_aggregator.run(spark, parameters)
+
+
 @dataclass(frozen=True)
 class HandedOver(PostgresStore):
     """Databases in which the custodian takes tables over."""
@@ -176,6 +202,14 @@ def service_writers() -> Iterator[Writer]:
     yield _program("full_loader", list_behind_a_view, "devices", *versions)
     yield _program("fast_metadata_cleaner", day_behind_a_view, "devices", "devices__units", "devices__loads")
     yield _program("proxy", table_for_good, "devices", database=HandedOver())
+    yield Writer(
+        "distributed_aggregator",
+        days_of_files,
+        in_order(cube_of_a_day),
+        ("cube",),
+        day=cube_of_a_day,
+        service=server,
+    )
     yield Writer(
         "proxy (S3)",
         parts_of_devices,

@@ -9,7 +9,6 @@ Source: Data Engineering Design Patterns, chapter 4, Merger.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import DataRefused
 from python_jobs.shared.delta.tables import partition_columns, read_table
-from python_jobs.shared.spark.macro_sql import Macros
+from python_jobs.shared.spark.macro_sql import Macros, refusal_of_macro
 from python_jobs.shared.spark.sql_text import table_name
 
 _FILES = (
@@ -37,7 +36,6 @@ _FILES = (
     "shared/pattern_options.sql",
     "shared/schema_changes.sql",
 )
-_REFUSED = re.compile(r"lakehouse_patterns: ([^;\n]+)")
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,9 @@ def merge(spark: SparkSession, rows: DataFrame, target: str, rules: MergeRules) 
         looked_up: Mapping[str, Any] = macros.call("_merger_look_up", merger, view, table)
         spark.sql(macros.call("_merger_merge", merger, view, table, columns, looked_up, [])).collect()
     except (PySparkException, Py4JJavaError) as failure:
-        refused = _REFUSED.search(str(failure))
+        refused = refusal_of_macro(failure)
         if refused is None:
             raise
-        raise DataRefused(f"{refused[1]}; the table stays as it is") from None
+        raise DataRefused(f"{refused}; the table stays as it is") from None
     finally:
         spark.catalog.dropTempView(view)

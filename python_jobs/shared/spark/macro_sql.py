@@ -27,6 +27,14 @@ from python_jobs.shared.spark.sql_text import identifier
 # A symbolic link in the repository; files in the wheel, which Python may import as an archive.
 _MACROS: Any = importlib.resources.files("python_jobs") / "macros"
 
+_REFUSED = re.compile(r"lakehouse_patterns: ([^;\n]+)")
+
+
+def refusal_of_macro(failure: Exception) -> str | None:
+    """Return the sentence with which SQL of a macro refused a row; None if the failure has another cause."""
+    refused = _REFUSED.search(str(failure))
+    return refused[1] if refused else None
+
 
 class Macros:
     """Macros of some files, which a job can call as dbt calls them."""
