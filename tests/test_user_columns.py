@@ -18,6 +18,7 @@ from python_jobs.error_management import (
     filter_interceptor,
     late_data_detector,
     windowed_counter,
+    windowed_deduplicator,
 )
 from python_jobs.idempotency import data_overwrite, keyed_sessions
 from python_jobs.ingestion import (
@@ -124,6 +125,24 @@ def test_change_data_feed_takes_columns_of_any_name(spark: SparkSession, names: 
     assert (event["op"], tuple(event["key"]), event["commit_version"]) == ("u", (1,), 5)
     assert (tuple(event["before"]), tuple(event["after"])) == ((1, "old", "x"), (1, "new", "x"))
     assert event["after"].asDict() == dict(zip(names, (1, "new", "x"), strict=True))
+
+
+@pytest.mark.parametrize("form", ["within_watermark", "key_and_time", "key_and_window"])
+def test_windowed_deduplicator_takes_columns_of_any_name(spark: SparkSession, form: str) -> None:
+    names = ["Time", "key_0", "window", "a.b", "select"]
+    rows = spark.createDataFrame([(NOW, 1, 2, 3, 4), (NOW, 1, 2, 3, 4), (None, 5, 6, 7, 8)], names)
+    params = windowed_deduplicator.Parameters(
+        source="s", target="t", dead_letter="d", checkpoint="c", key=["key_0", "`a.b`", "`select`"],
+        event_time="Time", form=form, window="1 day" if form == "key_and_window" else None,
+    )  # fmt: skip
+    judged = windowed_deduplicator.judged(rows.withColumn("Time", F.col("Time")), params)
+    assert [name for name in judged.columns if not name.startswith("__")] == [
+        *names, "error_class", "error_message",
+    ]  # fmt: skip
+    assert_rows(
+        judged.selectExpr("key_0", "window", "`a.b`", "`select`", "error_class"),
+        [(1, 2, 3, 4, None), (1, 2, 3, 4, None), (5, 6, 7, 8, windowed_deduplicator.NULL_EVENT_TIME)],
+    )
 
 
 def test_late_data_detector_takes_columns_of_any_name(spark: SparkSession) -> None:

@@ -154,6 +154,17 @@
 {% endmacro %}
 
 
+{% macro require_storable(types) %}
+    {#- Delta has no intervals, and no NULL without a type inside of another type; the engine says so under a trace. -#}
+    {%- for name, type in types.items() -%}
+        {%- do lakehouse_patterns.require(
+            not modules.re.search('(^|[<,:])interval(?![\\w:])|[<,:]void(?![\\w:])', type),
+            "Delta stores no column '" ~ name ~ "' of type " ~ type ~ ': cast it in the model, or leave it out'
+        ) -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
 {% macro require_sortable(types, names, option) %}
     {#- Of names that are no columns (expressions) nothing is known. -#}
     {%- for name in names -%}

@@ -97,6 +97,7 @@
         {%- do lakehouse_patterns.require_contract(context.batch) -%}
     {%- endif -%}
     {%- do context.types.update(lakehouse_patterns.column_types(context.batch)) -%}
+    {%- do lakehouse_patterns.require_storable(context.types) -%}
     {%- set partitions = lakehouse_patterns.spelled_names(
         context.types, lakehouse_patterns.as_list(config.get('partition_by'))
     ) -%}

@@ -234,7 +234,14 @@ MATERIALIZED = {
     "unit_tables": {"unit_tables": {"unit": "month"}},
     "versioned_table": {"versioned_table": {"key": "id"}},
 }
-UNSTORED = ("length", "months")  # Delta has no intervals
+# What Delta stores in no table, alone or inside of another type.
+UNSTORED = {
+    "length": KINDS["length"],
+    "months": KINDS["months"],
+    "lengths": f"array({KINDS['length']})",
+    "nothings": "array(null)",
+    "in_struct": "named_struct('x', null)",
+}
 STORED = {name: sql for name, sql in KINDS.items() if name not in UNSTORED} | {
     "word": "cast('a' as varchar(5))"
 }
@@ -263,11 +270,13 @@ def kinds_model(name: str, columns: dict[str, str], **config: Any) -> str:
 
 @pytest.fixture(scope="module")
 def kinds(make_project: Callable[..., DbtProject]) -> DbtProject:
-    """Models of each materialization: with every type that Delta stores, and over a table with features."""
+    """Models of each materialization: with every type, with one that Delta lacks, and over a table with features."""
     files = {}
     wide = {"tblproperties": {"delta.enableDeletionVectors": "true", "delta.columnMapping.mode": "name"}}
     for name in MATERIALIZED:
         files[f"models/{name}_kinds.sql"] = kinds_model(name, STORED, **wide)
+        for kind, sql in UNSTORED.items():
+            files[f"models/refused/{name}_{kind}.sql"] = kinds_model(name, {kind: sql})
     for name in ("data_overwrite", "awap"):
         later = {"on_schema_change": "append_new_columns", "location_root": None}
         files[f"models/{name}_later.sql"] = kinds_model(name, STORED, **later)
@@ -282,7 +291,7 @@ def kinds(make_project: Callable[..., DbtProject]) -> DbtProject:
         project.spark.sql(f"insert into {project.schema}.{name}_later (id, day) values (7, date'{DAY_2}')")
     for day in (DAY_1, DAY_2):
         with environment(LOGICAL_DATE=day):
-            project.run("run")
+            project.run("run", "--exclude", "path:models/refused")
     return project
 
 
@@ -296,6 +305,21 @@ def test_a_materialization_stores_columns_of_every_type(kinds: DbtProject, name:
     id_, a_map, a_list, a_struct, a_binary, a_variant, letters, amount, word = VALUES
     expected = (id_, a_map, a_list, a_struct.replace("'", '"'), a_binary, a_variant, letters, amount, word)
     assert_rows(rows, [(day, *expected, "2024-03-01 10:00:00", True, None) for day in days])
+
+
+def test_a_type_that_delta_does_not_store_is_refused(kinds: DbtProject) -> None:
+    with environment(LOGICAL_DATE=DAY_1):
+        refused = kinds.fails("run", "--select", "path:models/refused")
+    for kind in UNSTORED:
+        assert refused.count(f"Delta stores no column '{kind}' of type ") == len(MATERIALIZED)
+
+
+def test_what_delta_stores(render: MacroRenderer) -> None:
+    stored = ["void", "struct<interval:int,void:string>", "struct<a:struct<void:int>>", "map<string,variant>"]
+    render("require_storable", types={name: name for name in stored})
+    for type_ in ("interval", "interval day", "array<interval month>", "array<void>", "struct<a:int,b:void>"):
+        with pytest.raises(DbtRuntimeError, match=f"Delta stores no column 'x' of type {type_}: cast it"):
+            render("require_storable", types={"x": type_})
 
 
 @pytest.mark.parametrize("name", ["data_overwrite", "awap"])

@@ -99,12 +99,10 @@
 {% macro _scd2_require_columns(names, types) %}
     {%- set feed_columns = [names.changed_at, names.sequence, names.is_deleted] | select | list -%}
     {%- do lakehouse_patterns.require_columns(types, names.key + feed_columns + names.tracked) -%}
-    {%- for name in lakehouse_patterns.names_without_case(types, feed_columns) -%}
-        {%- do lakehouse_patterns.require(
-            name | lower not in lakehouse_patterns._scd2_own_columns(),
-            "the model's column '" ~ name ~ "' has a name that materialized='scd2' gives to a column of its own"
-        ) -%}
-    {%- endfor -%}
+    {%- do lakehouse_patterns.require_free_names(
+        lakehouse_patterns.names_without_case(types, feed_columns), lakehouse_patterns._scd2_own_columns(),
+        "materialized='scd2'"
+    ) -%}
     {%- for name in names.partitions -%}
         {%- do lakehouse_patterns.require(
             name not in feed_columns,
@@ -139,7 +137,7 @@
     {%- do kept.update(history.untracked) -%}
     {%- for name, type in kept.items() -%}
         {%- do lakehouse_patterns.require(
-            not lakehouse_patterns.holds_type(type, 'void'),
+            type != 'void',
             "materialized='scd2' can't keep '" ~ name ~ "', a NULL without a type: cast it in the model, as in "
             ~ 'cast(null as string)'
         ) -%}

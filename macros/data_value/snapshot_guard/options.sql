@@ -43,12 +43,7 @@
     {%- set own = ['dbt_change_type', 'dbt_unique_key'] -%}
     {%- do own.extend(lakehouse_patterns._snapshot_columns().values()) -%}
     {%- do own.extend(lakehouse_patterns._snapshot_key_columns(config.get('unique_key'))) -%}
-    {%- for name in columns -%}
-        {%- do lakehouse_patterns.require(
-            lakehouse_patterns.column_name(own, name) is none,
-            "the snapshot's column '" ~ name ~ "' has a name that dbt gives to a column of its own: rename it in the query"
-        ) -%}
-    {%- endfor -%}
+    {%- do lakehouse_patterns.require_free_names(columns, own, "dbt's snapshot") -%}
 {% endmacro %}
 
 

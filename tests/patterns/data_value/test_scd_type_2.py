@@ -462,7 +462,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "own_name": (
         {"select": "*, true as Is_Current"},
-        "the model's column 'Is_Current' has a name that materialized='scd2' gives to a column of its own",
+        "the column 'Is_Current' has the name of a column that materialized='scd2' adds: rename it in the query",
     ),
     "nothing_to_track": (
         {"select": "id, at"},
@@ -487,7 +487,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "untyped_column": (
         {
-            "select": "*, struct(null as x) as note",
+            "select": "*, null as note",
             "options": "'changed_at': 'at', 'tracked_columns': ['plan']",
         },
         "materialized='scd2' can't keep 'note', a NULL without a type: cast it in the model",

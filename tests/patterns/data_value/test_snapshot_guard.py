@@ -56,18 +56,22 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str, str]] = {
     "own_name": (
         {},
         f"{PLAIN}, 1 as DBT_Valid_From",
-        "column 'DBT_Valid_From' has a name that dbt gives to a column of its own: rename it in the query",
+        "column 'DBT_Valid_From' has the name of a column that dbt's snapshot adds: rename it in the query",
     ),
     "own_key": (
         {"unique_key": ["id", "tenant"]},
         f"{PLAIN}, 1 as DBT_UNIQUE_KEY_2",
-        "column 'DBT_UNIQUE_KEY_2' has a name that dbt gives",
+        "column 'DBT_UNIQUE_KEY_2' has the name of a column that dbt's snapshot adds",
     ),
-    "own_type": ({}, f"{PLAIN}, 1 as dbt_change_type", "column 'dbt_change_type' has a name that dbt gives"),
+    "own_type": (
+        {},
+        f"{PLAIN}, 1 as dbt_change_type",
+        "column 'dbt_change_type' has the name of a column that dbt's snapshot adds",
+    ),
     "renamed": (
         {"snapshot_meta_column_names": {"dbt_valid_from": "since"}},
         f"{PLAIN}, 1 as Since",
-        "column 'Since' has a name that dbt gives",
+        "column 'Since' has the name of a column that dbt's snapshot adds",
     ),
     "number_time": (
         {"updated_at": "plan"},
