@@ -18,8 +18,12 @@ from python_jobs.streaming.api_gateway_replay import Parameters, judged, message
 from python_jobs.streaming.gateway_records import Message, Topic
 from python_jobs.streaming.gateway_stores import Fallback, line_of
 from python_jobs.streaming.rate_limit import RateLimit
-from services.kafka import Broker
+from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
+from tests.support.snippets import snippet
+
+PAGE = "docs/streaming.md"
+HERE = "tests/patterns/streaming/test_api_gateway_replay.py"
 
 
 def message(topic: str, n: int, value: str | None = None, key: str = "k") -> Message:
@@ -181,7 +185,7 @@ def test_an_outage_s_records_are_replayed_once_to_their_topics_and_partitions(
 
 
 @pytest.mark.kafka
-def test_a_crash_after_the_delivery_repeats_records_and_loses_none(
+def test_a_missing_topic_and_a_crash_after_the_delivery_lose_nothing(
     spark: SparkSession,
     broker: Broker,
     topic: str,
@@ -189,9 +193,14 @@ def test_a_crash_after_the_delivery_repeats_records_and_loses_none(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = tmp_path / "fall [back]"
-    Fallback(str(folder)).write(message(topic, n) for n in (1, 2, 3))
+    with pytest.raises(NotReady, match=r"there is no folder '.*' to read undelivered records from"):
+        replay()
+    folder, later = tmp_path / "fall [back]", f"{topic}.later"
+    Fallback(str(folder)).write([*(message(topic, n) for n in (1, 2, 3)), message(later, 4)])
     (folder / f"topic={topic}" / "broken.jsonl").write_bytes(b'{"key": "k"}\n\xff\n{"key"')
+    with pytest.raises(NotReady, match=f"not every topic of {topic}, {later} is at"):
+        replay()
+    broker.create_topic(later)
     write = job.Replayer.write
 
     def crashing(self: job.Replayer, rows: DataFrame, batch_id: int) -> None:
@@ -203,10 +212,11 @@ def test_a_crash_after_the_delivery_repeats_records_and_loses_none(
         with pytest.raises(RuntimeError, match="killed"):
             replay()
     assert [n for *_, n in seen(broker, topic)] == [1, 2, 3]
-    assert replay() == {"records": {topic: 3}, "dead_letters": 3}
+    assert replay() == {"records": {topic: 3, later: 1}, "dead_letters": 3}
     found = seen(broker, topic)
     assert [n for *_, n in found] == [1, 2, 3, 1, 2, 3]
     assert len({event_id for *_, event_id, _ in found}) == 3
+    assert [n for *_, n in seen(broker, later)] == [4, 4]
     dead = spark.read.format("delta").load(str(tmp_path / "dead"))
     assert_rows(
         dead.select("topic", "error_class", "status", F.length("line")),
@@ -222,13 +232,21 @@ def test_a_crash_after_the_delivery_repeats_records_and_loses_none(
 
 
 @pytest.mark.kafka
-def test_a_topic_that_is_missing_stops_the_run_and_the_next_one_goes_on(
-    broker: Broker, topic: str, replay: Any, tmp_path: Path
+def test_consumers_see_each_event_once_with_the_page_s_query(
+    spark: SparkSession, broker: Broker, topic: str
 ) -> None:
-    with pytest.raises(NotReady, match=r"there is no folder '.*' to read undelivered records from"):
-        replay()
-    Fallback(str(tmp_path / "fall [back]")).write([message(f"{topic}.later", 1)])
-    with pytest.raises(NotReady, match=f"not every topic of {topic}.later is at"):
-        replay()
-    broker.create_topic(f"{topic}.later")
-    assert replay()["records"] == {f"{topic}.later": 1}
+    for n in (1, 2, 1, 3, 2):
+        found = message(topic, n)
+        headers = tuple(
+            (name, bytes(value)) for name, value in found.headers("replay") if isinstance(value, bytes)
+        )
+        broker.produce(topic, [Record(found.value.encode(), b"k", headers)])
+    options = {
+        "kafka.bootstrap.servers": broker.bootstrap_servers,
+        "subscribe": topic,
+        "includeHeaders": "true",
+    }
+    rows = spark.read.format("kafka").options(**options).load()
+    rows.createOrReplaceTempView("visits_records")
+    once = spark.sql(snippet(PAGE, f"{HERE}::test_consumers_see_each_event_once_with_the_page_s_query"))
+    assert_rows(once.select("value"), [(f'{{"n": {n}}}',) for n in (1, 2, 3)])
