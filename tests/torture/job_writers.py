@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
-from python_jobs.data_value import static_joiner, static_joiner_api, wrapper
+from python_jobs.data_value import stateful_sessionizer, static_joiner, static_joiner_api, wrapper
 from python_jobs.error_management import (
     dead_letter,
     dead_letter_queue,
@@ -361,6 +361,19 @@ def sessions(spark: SparkSession, folder: Path) -> None:
     keyed_sessions.run(spark, parameters)
 
 
+def closed_sessions(spark: SparkSession, folder: Path) -> None:
+    """Stateful Sessionizer, a file a batch."""
+    parameters = stateful_sessionizer.Parameters(
+        **file_by_file(folder, source="visits", target="live_sessions", dead_letter="dead"),
+        key={"user_id": "user_id"},
+        event_time="event_time",
+        ties=["position"],
+        value="visit_id",
+        now=NOW,
+    )
+    stateful_sessionizer.run(spark, parameters)
+
+
 def changes_as_events(spark: SparkSession, folder: Path) -> None:
     """Change Data Capture of a Delta table into another one, a commit a batch."""
     publish_changes(spark, folder, target=str(folder / "events"))
@@ -397,6 +410,7 @@ def job_writers() -> Iterator[Writer]:
     yield stream("late_data_detector", visits_by_day, late_visits, ("on_time", "late", "watermarks"))
     yield stream("windowed_counter", visits_by_day, counted_windows, ("counts",))
     yield stream("keyed_sessions", appended_visits, sessions, ("sessions",))
+    yield stream("stateful_sessionizer", appended_visits, closed_sessions, ("live_sessions",))
     yield by_day(
         "static_late_data_integrator",
         visits_by_event_date,

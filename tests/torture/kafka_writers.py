@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from python_jobs.error_management import checkpointer, kafka_consumer
-from python_jobs.idempotency import transactional_writer_kafka as transactional_producer
+from python_jobs.idempotency import transactional_writer_kafka
 from python_jobs.idempotency.transactional_writer_kafka import Reducer
 from python_jobs.ingestion import change_data_capture
 from python_jobs.shared.kafka import replication
@@ -111,7 +111,7 @@ def copied_records(_: None, folder: Path) -> None:
 def reduced_records(_: None, folder: Path) -> None:
     """Transactional Writer into a topic."""
     fields = {"visit": "visit_id", "at": "event_time"}
-    parameters = transactional_producer.Parameters(**_both_topics(folder), fields=fields)
+    parameters = transactional_writer_kafka.Parameters(**_both_topics(folder), fields=fields)
     run_until_stopped(Reducer(parameters))
 
 
@@ -156,8 +156,8 @@ def kafka_writers() -> Iterator[Writer]:
         service=week_in_kafka,
     )
     for program, copy, role in (
-        ("topic_replicator", copied_records, Replicator.role),
-        ("transactional_producer", reduced_records, Reducer.role),
+        ("passthrough_replicator_kafka", copied_records, Replicator.role),
+        ("transactional_writer_kafka", reduced_records, Reducer.role),
     ):
         yield Writer(
             program,

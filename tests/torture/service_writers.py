@@ -16,10 +16,10 @@ from python_jobs.data_value import distributed_aggregator
 from python_jobs.idempotency import (
     fast_metadata_cleaner_postgres,
     proxy_postgres,
+    proxy_s3,
     stateful_merger_postgres,
     transactional_writer_postgres,
 )
-from python_jobs.idempotency import proxy_s3 as proxy_object_store
 from python_jobs.ingestion import full_loader_postgres
 from python_jobs.shared.postgres.relations import connect_by_environment
 from services.object_store import running_object_store
@@ -163,13 +163,13 @@ def store(folder: Path) -> Iterator[None]:
 def files_for_good(_: None, folder: Path, day: dt.date) -> None:
     """Proxy in an S3 store; each try has a name of its own."""
     versions = client().list_objects_v2(Bucket=bucket(folder), Prefix="devices/_versions/", Delimiter="/")
-    parameters = proxy_object_store.Parameters(
+    parameters = proxy_s3.Parameters(
         bucket=bucket(folder),
         dataset="devices",
         source=str(folder / "landing" / f"date={day}"),
         started_at=_start(len(versions.get("CommonPrefixes", []))),
     )
-    proxy_object_store.run(parameters)
+    proxy_s3.run(parameters)
 
 
 # --- all of them ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from python_jobs.idempotency import proxy_s3 as proxy_object_store
+from python_jobs.idempotency import proxy_s3
 from services.kafka import Broker, Record
 from services.object_store import ObjectStore
 from tests.support.killer import TableState
 from tests.support.session import environment
-from tests.test_second_run import MODELS, PROGRAMS
-from tests.torture import dbt_writers
 from tests.torture import torture as engine
 from tests.torture.file_writers import hashes_of_files
 from tests.torture.inputs import VISITS, visits
@@ -29,31 +26,6 @@ from tests.torture.writer import DAYS, Run, Writer, in_order, nothing
 from tests.torture.writers import WRITERS
 
 pytestmark = pytest.mark.kill
-
-# What writes and isn't killed, with the reason.
-NOT_TORTURED = {
-    "case_study/datasets/blog_platform.py": "makes input, no table",
-    "case_study/datasets/topic_hours.py": "one append of the case study's; its next run takes what is newer",
-    "python_jobs/error_management/pipeline_circuit_breaker.py": "the state of a circuit, no data",
-    "python_jobs/ingestion/external_trigger_http.py": "the state of runs, no data",
-    "python_jobs/streaming/api_gateway_http.py": "takes requests; its own test kills it, its benchmark its broker",
-    "python_jobs/streaming/api_gateway_replay.py": "delivers at least once; its own test stops it behind the delivery",
-}
-PLACES = {"": "", "PostgreSQL": "_postgres", "S3": "_object_store", "Kafka": ""}
-
-
-def test_every_program_and_materialization_that_writes_is_tortured() -> None:
-    """Of a writer ``proxy (S3)`` the program is ``proxy_object_store.py``."""
-    tortured = set()
-    for writer in WRITERS:
-        name, _, place = writer.rstrip(")").partition(" (")
-        tortured.add(f"{name}{PLACES[place]}")
-    assert {Path(program).stem for program in PROGRAMS.keys() - NOT_TORTURED} == {
-        name for name in tortured if not name.startswith("dbt ")
-    }
-    assert NOT_TORTURED.keys() <= PROGRAMS.keys()
-    built = {re.findall(r"materialized='(\w+)'", model)[0] for model in dbt_writers.MODELS.values()}
-    assert built | {"snapshot"} == MODELS.keys() - {"view"}
 
 
 def test_a_writer_that_is_killed_in_each_state_and_run_again_leaves_what_a_calm_run_leaves(
@@ -121,9 +93,9 @@ def test_a_locked_version_is_committed_when_readers_find_it(
         before = writer.store.files(folder, "devices")
         given: dict[str, Any] = {"bucket": bucket(folder), "dataset": "devices"}
         source = str(folder / "landing" / "date=2024-03-01")
-        proxy_object_store.run(proxy_object_store.Parameters(**given, source=source, step="load"))
+        proxy_s3.run(proxy_s3.Parameters(**given, source=source, step="load"))
         assert writer.store.files(folder, "devices").state_since(before) is TableState.DATA_WITHOUT_LOG
-        proxy_object_store.run(proxy_object_store.Parameters(**given, step="expose"))
+        proxy_s3.run(proxy_s3.Parameters(**given, step="expose"))
         assert writer.store.files(folder, "devices").state_since(before) is TableState.LOG_WRITTEN
         assert {name for name, _ in writer.store.rows(None, folder, "devices")} == {
             "part-0.json",
