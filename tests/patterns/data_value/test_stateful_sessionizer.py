@@ -204,11 +204,13 @@ def test_the_stream_gives_the_sessions_of_all_events_at_once(stream: Stream, exp
 
 def test_the_session_window_gives_the_same_sessions(stream: Stream, expired: dict[str, Any]) -> None:
     own = {name: str(stream.folder / f"window_{name}") for name in ("target", "checkpoint", "dead_letter")}
-    report = stream.run(variant="session_window", max_files_per_trigger="1", **own)
-    assert (report["late"], report["dead"]) == (1, 2)
-    assert_rows(stream.sessions("window_target"), EXPECTED)
-    ids = stream.table("live_sessions").where("not array_contains(values, 'late')").select("session_id")
-    assert_rows(stream.table("window_target").select("session_id"), ids.collect())
+    report = stream.run(variant="session_window", **own)
+    assert report["dead"] == 2
+    late = ("L", "09:50", "09:50", 0, "late", True)  # in one batch nothing is late
+    assert_rows(stream.sessions("window_target"), [*EXPECTED, late])
+    ids = stream.table("window_target").where("not array_contains(values, 'late')").select("session_id")
+    before = stream.table("live_sessions").where("not array_contains(values, 'late')").select("session_id")
+    assert_rows(ids, before.collect())
 
 
 def test_exactly_the_gap_joins_in_both_variants(spark: SparkSession, tmp_path: Path) -> None:
@@ -224,26 +226,27 @@ def test_exactly_the_gap_joins_in_both_variants(spark: SparkSession, tmp_path: P
 def test_a_newer_row_of_a_session_is_never_replaced_by_an_older_one(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    columns = "session_id string, day date, events int, release int, version bigint, is_final boolean"
-    day = dt.date(2024, 1, 1)
+    cases = {  # stored and offered: release, version, is_final
+        "newer": ((0, 1, False), (0, 2, False)),
+        "late": ((0, 2, False), (0, 1, False)),
+        "final": ((0, 2, False), (0, 2, True)),
+        "partial after final": ((0, 2, True), (0, 2, False)),
+        "later release": ((0, 2, True), (1, 1, False)),
+        "earlier release": ((1, 1, False), (0, 2, True)),
+    }
+    columns = "session_id string, day date, release int, version bigint, is_final boolean"
 
-    def rows(*versions: tuple[int, int, bool]) -> DataFrame:
-        return spark.createDataFrame([("s", day, v, r, v, f) for r, v, f in versions], columns)
+    def rows(place: int) -> DataFrame:
+        day = dt.date(2024, 1, 1)
+        return spark.createDataFrame([(name, day, *case[place]) for name, case in cases.items()], columns)
 
     table = str(tmp_path / "sessions")
-    sink = DeltaSink(spark, table, rows(), ["session_id"], "day", ["release", "version", "is_final"])
-    for number, (offered, kept) in enumerate(
-        [
-            ((0, 2, False), (0, 2, False)),
-            ((0, 1, False), (0, 2, False)),  # an older partial row that comes late
-            ((0, 2, True), (0, 2, True)),
-            ((0, 2, False), (0, 2, True)),  # a partial row never replaces the final one
-            ((1, 1, False), (1, 1, False)),  # a later release does, whatever it has counted
-        ]
-    ):
-        sink.write(rows(offered), number)
-        found = spark.read.format("delta").load(table).select("release", "version", "is_final")
-        assert_rows(found, [kept])
+    sink = DeltaSink(spark, table, rows(0), ["session_id"], "day", ["release", "version", "is_final"])
+    sink.write(rows(0), 0)
+    sink.write(rows(1), 1)
+    found = spark.read.format("delta").load(table).select("session_id", "release", "version", "is_final")
+    replaced = {"newer", "final", "later release"}
+    assert_rows(found, [(name, *case[name in replaced]) for name, case in cases.items()])
 
 
 def test_wrong_use_is_refused_in_one_sentence(spark: SparkSession, tmp_path: Path, stream: Stream) -> None:
