@@ -42,13 +42,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.sessions import CLOSED, first_event, never
 from python_jobs.shared.records.json_records import ERROR_CLASS
-from python_jobs.shared.records.session_streams import EVENT_TIME, MICROS, ORDER, VALUE, with_dead_records
-from python_jobs.shared.records.session_tables import (
-    SessionTable,
-    SessionTableWriter,
-    run_sessions,
-    start_sessions,
+from python_jobs.shared.records.session_streams import (
+    EVENT_TIME,
+    MICROS,
+    ORDER,
+    VALUE,
+    SessionWriter,
+    with_dead_records,
 )
+from python_jobs.shared.records.session_tables import SessionTable, run_sessions, start_sessions
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_columns
 
@@ -93,7 +95,7 @@ def sessions(records: DataFrame, params: Parameters) -> DataFrame:
     return with_dead_records(params.rows(closed), rows)
 
 
-def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, SessionTableWriter]:
+def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, SessionWriter]:
     """Start the query; see :func:`python_jobs.shared.records.session_tables.start_sessions`."""
     return start_sessions(
         spark,

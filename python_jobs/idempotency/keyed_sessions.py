@@ -54,19 +54,11 @@ from python_jobs.shared.delta.keyed_tables import DeltaSink, KeyedSink
 from python_jobs.shared.delta.keys import session_key
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
-from python_jobs.shared.delta.streams import (
-    BatchFunction,
-    append,
-    await_end,
-    batch_options,
-    empty_source,
-    evaluated_once,
-)
+from python_jobs.shared.delta.streams import await_end, empty_source
 from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
-from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.shared.records.session_streams import DEAD, SessionStream, unusable
+from python_jobs.shared.records.session_streams import SessionStream, SessionWriter, stamped, unusable
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_columns
@@ -81,6 +73,7 @@ SESSION_COLUMNS = (
     "first_append_date",
     "ingested_at",
 )
+WRITTEN_AT = "ingested_at"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,33 +134,6 @@ def _with_id(changed: DataFrame, params: Parameters) -> DataFrame:
     )
 
 
-class SessionWriter(BatchFunction):
-    """The ``foreachBatch`` function of the job: it writes the dead letters first, then the sessions."""
-
-    def __init__(self, params: Parameters, sink: KeyedSink, writer_id: str) -> None:
-        self._params, self._sink, self._writer_id = params, sink, writer_id
-        self.sessions = self.dead = 0
-
-    def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one batch; a repeated batch leaves the same rows."""
-        params, now = self._params, self._params.processing_time()
-        with evaluated_once(rows) as kept:
-            counts = {row[0]: row[1] for row in kept.groupBy(F.col(ERROR_CLASS).isNull()).count().collect()}
-            if counts.get(False):
-                records = unusable(kept)
-                dead_letters = params.dead_letters(records, records.columns[:-2], batch_id, now)
-                append(dead_letters, params.dead_letter, batch_options(self._writer_id, batch_id))
-            changed = kept.where(F.col(ERROR_CLASS).isNull()).drop(DEAD, ERROR_CLASS, ERROR_MESSAGE)
-            self._sink.write(stamped(changed, now.isoformat()), batch_id)
-        self.sessions += counts.get(True, 0)
-        self.dead += counts.get(False, 0)
-
-
-def stamped(rows: DataFrame, now: str) -> DataFrame:
-    """Return sessions with the time at which they are written, as column ``ingested_at``."""
-    return rows.withColumn("ingested_at", F.lit(now).cast("timestamp"))
-
-
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, SessionWriter]:
     """Check the tables, claim the checkpoint and start the query.
 
@@ -188,7 +154,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
     writes, of_delta = {}, None
     if params.postgres is None:
         none = spark.createDataFrame([], params.changes_schema(rows))
-        written = stamped(_with_id(none, params), "1970-01-01")
+        written = stamped(_with_id(none, params), WRITTEN_AT, "1970-01-01")
         of_delta = DeltaSink(spark, params.target, written, ["session_id"], "first_append_date")
         writes["target"] = params.target
     else:
@@ -208,7 +174,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Sess
     sink: KeyedSink = of_delta or PostgresSink(
         given(params.postgres, "jdbc_url"), params.target, ["session_id"], writer_id
     )
-    writer = SessionWriter(params, sink, writer_id)
+    writer = SessionWriter(params, sink, writer_id, WRITTEN_AT)
     with settings(spark, STATE_STORE):
         query = declared.start(spark, writer)
     return query, writer

@@ -61,10 +61,13 @@ class DeltaSink(KeyedSink):
         self._is_newer = f"{_values('s', version)} > {_values('t', version)}" if version else None
 
     def write(self, rows: DataFrame, run: int) -> None:
-        """Merge the rows in one commit; with a ``date`` they are read twice."""
+        """Merge the rows in one commit, or do nothing without rows; with a ``date`` they are read twice."""
         condition = self._same_key
         if self._date:
-            condition = f"{among(self._date, dates_of(rows, self._date))} and {condition}"
+            dates = dates_of(rows, self._date)
+            if not dates and rows.isEmpty():
+                return
+            condition = f"{among(self._date, dates)} and {condition}"
         merge = self._table.alias("t").merge(rows.alias("s"), condition)
         merge.whenMatchedUpdateAll(self._is_newer).whenNotMatchedInsertAll().execute()
 

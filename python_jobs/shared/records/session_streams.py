@@ -20,7 +20,14 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.sessions import Emits, Event, Identity, Session, advance, closes_at, sessions_of
-from python_jobs.shared.delta.streams import parse_duration
+from python_jobs.shared.delta.keyed_tables import KeyedSink
+from python_jobs.shared.delta.streams import (
+    BatchFunction,
+    append,
+    batch_options,
+    evaluated_once,
+    parse_duration,
+)
 from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
@@ -157,6 +164,35 @@ def unusable(rows: DataFrame) -> DataFrame:
     """Return the source's records that can't belong to a session, with their errors."""
     dead = rows.where(F.col(ERROR_CLASS).isNotNull())
     return dead.select(f"{DEAD}.*", ERROR_CLASS, ERROR_MESSAGE)
+
+
+class SessionWriter(BatchFunction):
+    """The ``foreachBatch`` function: it writes the dead letters first, then the sessions."""
+
+    def __init__(self, params: SessionStream, sink: KeyedSink, writer_id: str, written_at: str) -> None:
+        """Take the sink of the sessions, and the name of the column with the time at which they are written."""
+        self._params, self._sink, self._writer_id = params, sink, writer_id
+        self._written_at = written_at
+        self.sessions = self.dead = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Write one batch; a repeated batch leaves the same rows."""
+        params, now = self._params, self._params.processing_time()
+        with evaluated_once(rows) as kept:
+            counts = {row[0]: row[1] for row in kept.groupBy(F.col(ERROR_CLASS).isNull()).count().collect()}
+            if counts.get(False):
+                records = unusable(kept)
+                dead_letters = params.dead_letters(records, records.columns[:-2], batch_id, now)
+                append(dead_letters, params.dead_letter, batch_options(self._writer_id, batch_id))
+            changed = kept.where(F.col(ERROR_CLASS).isNull()).drop(DEAD, ERROR_CLASS, ERROR_MESSAGE)
+            self._sink.write(stamped(changed, self._written_at, now.isoformat()), batch_id)
+        self.sessions += counts.get(True, 0)
+        self.dead += counts.get(False, 0)
+
+
+def stamped(rows: DataFrame, column: str, now: str) -> DataFrame:
+    """Return sessions with the time at which they are written."""
+    return rows.withColumn(column, F.lit(now).cast("timestamp"))
 
 
 class SessionState(StatefulProcessor):

@@ -24,21 +24,13 @@ from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.keys import surrogate_key
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
-from python_jobs.shared.delta.streams import (
-    BatchFunction,
-    OutputMode,
-    append,
-    await_end,
-    batch_options,
-    empty_source,
-    evaluated_once,
-)
+from python_jobs.shared.delta.streams import OutputMode, await_end, empty_source
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
-from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.shared.records.session_streams import DEAD, SessionStream, unusable
+from python_jobs.shared.records.session_streams import SessionStream, SessionWriter, stamped, unusable
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_columns
 
+WRITTEN_AT = "written_at"
 VERSION = ("release", "version", "is_final")
 SESSION_COLUMNS = (
     "session_id",
@@ -50,7 +42,7 @@ SESSION_COLUMNS = (
     *VERSION,
     ORIGIN,
     "started_date",
-    "written_at",
+    WRITTEN_AT,
 )
 
 
@@ -95,33 +87,6 @@ class SessionTable(SessionStream):
         )
 
 
-class SessionTableWriter(BatchFunction):
-    """The ``foreachBatch`` function: it writes the dead letters first, then the sessions."""
-
-    def __init__(self, params: SessionTable, sink: DeltaSink, writer_id: str) -> None:
-        self._params, self._sink, self._writer_id = params, sink, writer_id
-        self.sessions = self.dead = 0
-
-    def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Write one batch; a repeated batch leaves the same rows."""
-        params, now = self._params, self._params.processing_time()
-        with evaluated_once(rows) as kept:
-            counts = {row[0]: row[1] for row in kept.groupBy(F.col(ERROR_CLASS).isNull()).count().collect()}
-            if counts.get(False):
-                records = unusable(kept)
-                dead_letters = params.dead_letters(records, records.columns[:-2], batch_id, now)
-                append(dead_letters, params.dead_letter, batch_options(self._writer_id, batch_id))
-            if counts.get(True):
-                changed = kept.where(F.col(ERROR_CLASS).isNull()).drop(DEAD, ERROR_CLASS, ERROR_MESSAGE)
-                self._sink.write(_stamped(changed, now.isoformat()), batch_id)
-        self.sessions += counts.get(True, 0)
-        self.dead += counts.get(False, 0)
-
-
-def _stamped(rows: DataFrame, now: str) -> DataFrame:
-    return rows.withColumn("written_at", F.lit(now).cast("timestamp"))
-
-
 def start_sessions(
     spark: SparkSession,
     params: SessionTable,
@@ -129,7 +94,7 @@ def start_sessions(
     transform: Callable[[DataFrame], DataFrame],
     output_mode: OutputMode,
     meaning: dict[str, Any],
-) -> tuple[StreamingQuery, SessionTableWriter]:
+) -> tuple[StreamingQuery, SessionWriter]:
     """Check the tables, claim the checkpoint and start the query.
 
     Args:
@@ -149,7 +114,7 @@ def start_sessions(
     judged = params.judged(empty)
     params.create_dead_letter_table(spark, unusable(judged), empty.columns)
     none = spark.createDataFrame([], params.changes_schema(judged))
-    written = _stamped(params.rows(none), "1970-01-01")
+    written = stamped(params.rows(none), WRITTEN_AT, "1970-01-01")
     sink = DeltaSink(spark, params.target, written, ["session_id"], "started_date", VERSION)
     rules = {
         "key": params.key,
@@ -169,7 +134,7 @@ def start_sessions(
         transform=transform,
         output_mode=output_mode,
     )
-    writer = SessionTableWriter(params, sink, declared.claim(spark))
+    writer = SessionWriter(params, sink, declared.claim(spark), WRITTEN_AT)
     with settings(spark, STATE_STORE):
         query = declared.start(spark, writer)
     return query, writer
@@ -178,7 +143,7 @@ def start_sessions(
 def run_sessions(
     spark: SparkSession,
     params: SessionTable,
-    start: Callable[[SparkSession, Any], tuple[StreamingQuery, SessionTableWriter]],
+    start: Callable[[SparkSession, Any], tuple[StreamingQuery, SessionWriter]],
 ) -> dict[str, Any]:
     """Run the query that ``start`` starts to its end and return the report.
 
