@@ -168,11 +168,13 @@ def test_no_job_sorts_records_out_without_a_dead_letter_table() -> None:
             judging[file.stem] = [field.default for field in parameters if field.name == "dead_letter"]
     assert judging.pop("audit_files") == []
     assert judging == {
+        "api_gateway_replay": [MISSING],
         "dead_letter": [MISSING],
         "dead_letter_queue": [MISSING],
         "dead_letter_replay": [MISSING],
         "keyed_sessions": [MISSING],
         "late_data_detector": [MISSING],
+        "stateful_sessionizer": [MISSING],
         "windowed_deduplicator": [MISSING],
     }
 
