@@ -66,6 +66,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse, require_at_least
@@ -88,6 +89,7 @@ from python_jobs.shared.spark.queries import first_line, query_text, require_row
 from python_jobs.shared.spark.sql_text import identifier, named_column
 
 NOTE = "data_overwrite"
+_NESTED = ArrayType, MapType, StructType, VariantType
 
 # Values that need no escape, neither as the name of a folder nor in quotes.
 _PARTITION_VALUE = re.compile(r"[\w.+-]+")
@@ -156,7 +158,7 @@ class Parameters:
         if (self.format == "delta") == bool(self.schema):
             raise WrongUse("schema belongs to the formats json and csv, which need it")
         require_at_least(0, min_rows=self.min_rows)
-        reads_lines = self.target_format in ("json", "csv") and "{target}" in self.text
+        reads_lines = "{target}" in self.text and self.target_format in ("json", "csv")
         if reads_lines != bool(self.target_schema):
             raise WrongUse(
                 "target_schema belongs to a query that reads {target} of the formats json and csv, and such a query "
@@ -330,7 +332,8 @@ def writable(rows: DataFrame, file_format: str) -> DataFrame:
             is_line = ~value.rlike(r"[\r\n]")
             is_kept = is_line if file_format == "text" else value.isNull() | is_line
             rows = rows.where(F.when(is_kept, True).otherwise(F.raise_error(F.lit(_NO_LINE))))
-    if file_format == "csv" and len(rows.schema) == 1:
+    # The writer refuses a column of a nested type; as the text of to_csv it would be taken.
+    if file_format == "csv" and len(rows.schema) == 1 and not isinstance(rows.schema[0].dataType, _NESTED):
         return rows.select(_never_blank(rows.schema[0]))
     return rows
 
