@@ -242,22 +242,24 @@ def joined(
 def _replace(spark: SparkSession, cells: DataFrame, params: Parameters) -> dict[str, Any]:
     with evaluated_once(cells) as kept:
         try:
-            counted = kept.where("grouping_id = 0").agg(F.sum("row_count").alias("rows")).collect()[0].rows
+            rows, cells = kept.agg(
+                F.sum(F.when(F.col("grouping_id") == 0, F.col("row_count"))), F.count(F.lit(1))
+            ).collect()[0]
         except (PySparkException, Py4JJavaError) as failure:
             refused = refusal_of_macro(failure)
             if refused is None:
                 raise
             raise DataRefused(f"{refused}; the cube stays as it is") from None
-        if counted is None and not params.allow_empty:
+        if rows is None and not params.allow_empty:
             raise DataRefused(
                 f"the query has no row for {params.date}; pass allow_empty if that is right; the cube stays as it is"
             )
         day = [next(name for name in kept.columns if name.lower() == params.day.lower())]
-        note = {NOTE: {"date": params.date, "rows": counted or 0}}
+        note = {NOTE: {"date": params.date, "rows": rows or 0}}
         commit = overwrite(spark, kept, params.target, params.replaced, partitioned_by=day, note=note)
         return {
-            "rows": counted or 0,
-            "cells": kept.count(),
+            "rows": rows or 0,
+            "cells": cells,
             "table_version": None if commit is None else int(commit["version"]),
         }
 

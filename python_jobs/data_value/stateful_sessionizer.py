@@ -48,9 +48,10 @@ from python_jobs.shared.records.session_streams import (
     ORDER,
     VALUE,
     SessionWriter,
+    run_sessions,
     with_dead_records,
 )
-from python_jobs.shared.records.session_tables import SessionTable, run_sessions, start_sessions
+from python_jobs.shared.records.session_tables import SessionTable, start_sessions
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_columns
 

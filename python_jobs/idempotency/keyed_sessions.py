@@ -52,13 +52,18 @@ from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.sessions import each_update, first_append
 from python_jobs.shared.delta.keyed_tables import DeltaSink, KeyedSink
 from python_jobs.shared.delta.keys import session_key
-from python_jobs.shared.delta.progress import listening
-from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
-from python_jobs.shared.delta.streams import await_end, empty_source
+from python_jobs.shared.delta.state_stores import STATE_STORE
+from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
-from python_jobs.shared.records.session_streams import SessionStream, SessionWriter, stamped, unusable
+from python_jobs.shared.records.session_streams import (
+    SessionStream,
+    SessionWriter,
+    run_sessions,
+    stamped,
+    unusable,
+)
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_columns
@@ -96,8 +101,6 @@ class Parameters(SessionStream, PostgresParameters):
     def __post_init__(self) -> None:
         super().__post_init__()
         PostgresParameters.__post_init__(self)
-        if len({self.source, self.target, self.dead_letter}) < 3:
-            raise WrongUse("source, target and dead_letter must be three tables")
         if (self.topic is None) != (self.bootstrap_servers is None):
             raise WrongUse("topic and bootstrap_servers go together")
 
@@ -196,19 +199,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     Raises:
         JobFailed: Spark ended the query for a reason that the user can fix, or PostgreSQL can't be reached.
     """
-    with listening(spark) as listener:
-        query, writer = start(spark, params)
-        with loading_state(params.checkpoint):
-            await_end(query, writer, params.source)
-        totals = listener.totals(query)
-    return {
-        "sessions_written": writer.sessions,
-        "dead": writer.dead,
-        "late": totals.late_rows,
-        "open_owners": totals.batches[-1].state_rows if totals.batches else 0,
-        "target": params.target,
-        "batches": [batch.as_dict() for batch in totals.batches],
-    }
+    return run_sessions(spark, params, start)
 
 
 if __name__ == "__main__":

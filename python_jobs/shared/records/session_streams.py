@@ -14,16 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.sessions import Emits, Event, Identity, Session, advance, closes_at, sessions_of
 from python_jobs.shared.delta.keyed_tables import KeyedSink
+from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.state_stores import loading_state
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
+    await_end,
     batch_options,
     evaluated_once,
     parse_duration,
@@ -63,11 +67,15 @@ class SessionStream(DeadLetterStream):
     """Maximum event time between two successive events of one session."""
     watermark: str = "10 minutes"
     """Delay of the watermark behind the latest event time."""
+    target: str
+    """Delta table (name or path) of the sessions; created when absent."""
     checkpoint: str
     """Folder of the stream's progress and state: one for each source and target, kept as long as these tables."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len({self.source, self.target, self.dead_letter}) < 3:
+            raise WrongUse("source, target and dead_letter must be three tables")
         parse_duration(self.gap)
         parse_duration(self.watermark)
         if not self.key:
@@ -193,6 +201,31 @@ class SessionWriter(BatchFunction):
 def stamped(rows: DataFrame, column: str, now: str) -> DataFrame:
     """Return sessions with the time at which they are written."""
     return rows.withColumn(column, F.lit(now).cast("timestamp"))
+
+
+def run_sessions(
+    spark: SparkSession,
+    params: SessionStream,
+    start: Callable[[SparkSession, Any], tuple[StreamingQuery, SessionWriter]],
+) -> dict[str, Any]:
+    """Run the query that ``start`` starts to its end and return the report.
+
+    Raises:
+        JobFailed: Spark ended the query for a reason that the user can fix.
+    """
+    with listening(spark) as listener:
+        query, writer = start(spark, params)
+        with loading_state(params.checkpoint):
+            await_end(query, writer, params.source)
+        totals = listener.totals(query)
+    return {
+        "sessions_written": writer.sessions,
+        "dead": writer.dead,
+        "late": totals.late_rows,
+        "open_owners": totals.batches[-1].state_rows if totals.batches else 0,
+        "target": params.target,
+        "batches": [batch.as_dict() for batch in totals.batches],
+    }
 
 
 class SessionState(StatefulProcessor):

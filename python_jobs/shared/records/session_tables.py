@@ -16,15 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from python_jobs.shared.core.failures import WrongUse, require_at_least
+from python_jobs.shared.core.failures import require_at_least
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.core.sessions import OPEN
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.keys import surrogate_key
-from python_jobs.shared.delta.progress import listening
-from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
-from python_jobs.shared.delta.streams import OutputMode, await_end, empty_source
+from python_jobs.shared.delta.state_stores import STATE_STORE
+from python_jobs.shared.delta.streams import OutputMode, empty_source
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
 from python_jobs.shared.records.session_streams import SessionStream, SessionWriter, stamped, unusable
 from python_jobs.shared.spark.session import settings
@@ -50,8 +49,6 @@ SESSION_COLUMNS = (
 class SessionTable(SessionStream):
     """Parameters of a stream that writes sessions into a Delta table."""
 
-    target: str
-    """Delta table (name or path) of the sessions; created when absent."""
     origin: Origin = "real_time"
     """Origin that the rows carry."""
     release: int = 0
@@ -60,8 +57,6 @@ class SessionTable(SessionStream):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(0, release=self.release)
-        if len({self.source, self.target, self.dead_letter}) < 3:
-            raise WrongUse("source, target and dead_letter must be three tables")
 
     @classmethod
     def own_columns(cls) -> Sequence[str]:
@@ -138,28 +133,3 @@ def start_sessions(
     with settings(spark, STATE_STORE):
         query = declared.start(spark, writer)
     return query, writer
-
-
-def run_sessions(
-    spark: SparkSession,
-    params: SessionTable,
-    start: Callable[[SparkSession, Any], tuple[StreamingQuery, SessionWriter]],
-) -> dict[str, Any]:
-    """Run the query that ``start`` starts to its end and return the report.
-
-    Raises:
-        JobFailed: Spark ended the query for a reason that the user can fix.
-    """
-    with listening(spark) as listener:
-        query, writer = start(spark, params)
-        with loading_state(params.checkpoint):
-            await_end(query, writer, params.source)
-        totals = listener.totals(query)
-    return {
-        "sessions_written": writer.sessions,
-        "dead": writer.dead,
-        "late": totals.late_rows,
-        "open_owners": totals.batches[-1].state_rows if totals.batches else 0,
-        "target": params.target,
-        "batches": [batch.as_dict() for batch in totals.batches],
-    }
