@@ -6,6 +6,7 @@ The tests of this module run in order on one lakehouse: each takes up where the 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import re
 import shlex
@@ -32,6 +33,8 @@ VISIT_TABLES = (
     "gold_page_views_by_hour",
     "gold_referral_statistics_by_day",
     "gold_visit_statistics",
+    "gold_page_cube_by_day",
+    "gold_page_cube_by_week",
 )
 
 
@@ -143,7 +146,7 @@ def test_visit_statistics_match_the_truth(first_report, lakehouse, truth):
 
 def test_a_file_that_lands_again_without_its_lines_takes_its_events_away(first_report, lakehouse):
     assert lakehouse.table("silver_visits").where("page = 'taken-back'").count() == 0
-    for name in ("gold_page_views_by_hour", "gold_referral_statistics_by_day", "gold_visit_statistics"):
+    for name in VISIT_TABLES[1:-1]:
         assert lakehouse.table(name).where(f"event_date = '{EMPTIED_DAY}'").count() == 0, name
     assert lakehouse.table("gold_referral_statistics_by_day").where("referral = 'taken-back'").count() == 0
 
@@ -168,6 +171,41 @@ def test_todays_plan_stands_on_every_version_of_a_user(first_report, lakehouse):
     today = lakehouse.table("silver_users").selectExpr("id", "if(is_deleted, null, plan)")
     assert_rows(versions.select("id", "plan_current").distinct(), [tuple(row) for row in today.collect()])
     assert versions.count() == versions.select("user_version_key").distinct().count()
+
+
+def test_a_visit_has_the_plan_of_its_time_and_the_name_of_its_device(first_report, lakehouse):
+    versions: dict[str, list] = {}
+    for row in lakehouse.table("gold_users_history").collect():
+        versions.setdefault(row.id, []).append((row.effective_from, row.effective_to, row.plan))
+    names = {(row.type, row.version): row.full_name for row in lakehouse.table("silver_devices").collect()}
+    visits = lakehouse.spark.table("lakehouse.silver_visits_in_context").collect()
+    for visit in visits:
+        valid = [
+            plan
+            for begin, end, plan in versions.get(visit.user_id, [])
+            if begin <= visit.event_time and (end is None or visit.event_time < end)
+        ]
+        assert [visit.plan] == (valid or [None]), visit
+        assert visit.device == names.get((visit.device_type, visit.device_version)), visit
+    assert len(visits) == lakehouse.table("silver_visits").count()
+    assert {None, "free"} < {visit.plan for visit in visits}
+    assert {visit.device for visit in visits} & set(names.values())
+
+
+def test_the_page_cubes_hold_each_view_of_a_day_and_of_a_week_once_in_each_level(first_report, lakehouse):
+    cells: Counter = Counter()
+    for visit in lakehouse.spark.table("lakehouse.silver_visits_in_context").collect():
+        week = visit.event_date - dt.timedelta(days=visit.event_date.weekday())
+        for all_pages, all_plans, all_types in itertools.product((0, 1), repeat=3):
+            level = 4 * all_pages + 2 * all_plans + all_types
+            page, plan = (None if all_pages else visit.page), (None if all_plans else visit.plan)
+            values = (level, page, plan, None if all_types else visit.device_type)
+            cells["day", visit.event_date, *values] += 1
+            cells["week", week, *values] += 1
+    for period, column in (("day", "event_date"), ("week", "week_start")):
+        columns = [column, "grouping_id", "page", "plan", "device_type", "row_count"]
+        expected = [(*cell[1:], views) for cell, views in cells.items() if cell[0] == period]
+        assert_rows(lakehouse.table(f"gold_page_cube_by_{period}"), expected, columns)
 
 
 def test_an_empty_build_changes_nothing_that_is_published(first_report, lakehouse):
@@ -226,6 +264,28 @@ def integrated_late(lakehouse) -> list[str]:
 def test_the_days_with_late_lines_are_integrated_another_way(first_report, lakehouse):
     assert set(integrated_late(lakehouse)) >= {"2024-03-01", "2024-03-02", "2024-03-03"}
     assert integrated_late(lakehouse) == []
+
+
+def test_sessions_of_users_are_written_when_they_end(first_report, lakehouse):
+    report = documented_step(lakehouse, "test_sessions_of_users_are_written_when_they_end")
+    events: dict[str, set] = {}
+    parsed = lakehouse.table("silver_visits_parsed").where("user_id is not null and event_time is not null")
+    for row in parsed.selectExpr("user_id", "unix_micros(event_time) as at", "page").collect():
+        events.setdefault(row.user_id, set()).add((row["at"], row.page))
+    gap, hour = 30 * 60 * 1_000_000, 3_600 * 1_000_000
+    watermark = max(at for owned in events.values() for at, _ in owned) - hour
+    expected = []
+    for user, owned in events.items():
+        ordered, begin = sorted(at for at, _ in owned), 0
+        for number in range(1, len(ordered) + 1):
+            if number == len(ordered) or ordered[number] - ordered[number - 1] > gap:
+                if ordered[number - 1] + gap <= watermark:
+                    expected.append((user, ordered[begin], ordered[number - 1], number - begin))
+                begin = number
+    sessions = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/live_sessions")
+    columns = ["user_id", "unix_micros(started_at)", "unix_micros(ended_at)", "events"]
+    assert_rows(sessions.selectExpr(*columns), expected)
+    assert report["sessions_written"] == len(expected) > 0
 
 
 def test_the_billed_version_of_a_gold_table_is_kept(first_report, lakehouse):
