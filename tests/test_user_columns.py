@@ -15,12 +15,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.error_management import (
+    dynamic_late_data_integrator,
     filter_interceptor,
     late_data_detector,
+    static_late_data_integrator,
     windowed_counter,
     windowed_deduplicator,
 )
-from python_jobs.idempotency import data_overwrite, keyed_sessions
+from python_jobs.idempotency import backfill, data_overwrite, keyed_sessions, proxy, stateful_merger
 from python_jobs.ingestion import (
     change_data_feed,
     compactor,
@@ -37,6 +39,7 @@ from python_jobs.shared.spark.sql_text import identifier
 from tests.support.rows import assert_rows
 
 NOW = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
+AWKWARD = ["Partition Date", "rows", "Date", "a.b", "order `id`", "select"]
 
 
 @pytest.mark.parametrize("names", [("copies", "null_0"), ("Key", "Copies"), ("a.b", "order `id`")])
@@ -195,3 +198,61 @@ def test_columns_that_differ_from_a_result_in_case_alone_are_refused(
         WrongUse, match=re.escape("the source has columns that this job writes itself: Rejected_By")
     ):
         empty_source(spark, str(tmp_path / "source"), ["rejected_by"])
+
+
+@pytest.fixture(scope="module")
+def awkward(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a Delta table of one row whose columns need quotes or are named like the jobs' own results."""
+    path = str(tmp_path_factory.mktemp("awkward") / "source")
+    rows = spark.createDataFrame([(dt.date(2024, 3, 1), 1, 2, 3, 4, 5)], AWKWARD)
+    rows.write.format("delta").partitionBy("Partition Date").save(path)
+    return path
+
+
+def test_jobs_that_replace_dates_take_columns_of_any_name(
+    spark: SparkSession, awkward: str, tmp_path: Path
+) -> None:
+    common = {"source": awkward, "partition_column": "Partition Date"}
+    of_a_date = common | {"query": "select * from {source} where `Partition Date` = {date}"}
+    backfill.run(
+        spark,
+        backfill.Parameters(
+            **common, job_id="j", pipeline_version="1", query="select * from {source}", from_="2024-03-01",
+            to="2024-03-01", totals=["a.b", "rows"], ledger=f"{tmp_path}/ledger", target=f"{tmp_path}/backfill",
+        ),
+    )  # fmt: skip
+    static_late_data_integrator.run(
+        spark,
+        static_late_data_integrator.Parameters(
+            **of_a_date, target=f"{tmp_path}/static", date="2024-03-01", lookback_days=1
+        ),
+    )
+    dynamic_late_data_integrator.run(
+        spark,
+        dynamic_late_data_integrator.Parameters(
+            **of_a_date, target=f"{tmp_path}/dynamic", state=f"{tmp_path}/state", date="2024-03-01"
+        ),
+    )
+    for job in ("backfill", "static", "dynamic"):
+        written = spark.read.format("delta").load(f"{tmp_path}/{job}")
+        assert written.columns == AWKWARD, job
+        assert_rows(written, [(dt.date(2024, 3, 1), 1, 2, 3, 4, 5)])
+
+
+def test_stateful_merger_and_proxy_take_columns_of_any_name(
+    spark: SparkSession, awkward: str, tmp_path: Path
+) -> None:
+    query = f"select * from delta.`{awkward}`"
+    for day in ("2024-03-01", "2024-03-02"):
+        stateful_merger.run(
+            spark,
+            stateful_merger.Parameters(
+                target=f"{tmp_path}/merged", versions=f"{tmp_path}/versions", query=query, execution_time=day,
+                key=["order `id`", "a.b"], sequence=["select", "Date"],
+            ),
+        )  # fmt: skip
+    proxy.run(spark, proxy.Parameters(target=f"{tmp_path}/proxy", query=query))
+    merged = spark.read.format("delta").load(f"{tmp_path}/merged")
+    for rows in (merged, proxy.read_exposed(spark, f"{tmp_path}/proxy")):
+        assert rows.columns == AWKWARD
+        assert_rows(rows, [(dt.date(2024, 3, 1), 1, 2, 3, 4, 5)])

@@ -200,7 +200,17 @@ class Run:
             )
 
     def _make_tables(self) -> None:
-        if not exists(self._connection, self._params.table("_history")):
+        companions = {
+            f"{self._params.target}{suffix}": self._params.table(suffix) for suffix in ("_history", "_runs")
+        }
+        absent = [name for name, table in companions.items() if not exists(self._connection, table)]
+        if len(absent) == 1:
+            (there,) = companions.keys() - set(absent)
+            raise DataRefused(
+                f"{there} exists without {absent[0]}, so the runs can't be replayed; restore {absent[0]}, or drop "
+                f"{there} to begin with new ones"
+            )
+        if absent:
             # Columns come from the target: a second list would drift. A deletion may have only its key.
             self._execute("create table {history} (like {target}, {is_deleted} boolean not null, "
                           "{execution_time} timestamptz not null)")  # fmt: skip

@@ -302,3 +302,17 @@ def test_the_table_changes_for_readers_at_once(four: Letters) -> None:
         Run(writer, four.parameters("08")).restore()
         assert_rows(writer.execute("select * from letters").fetchall(), AFTER["07"])
         assert_rows(four.rows(), AFTER["10"])
+
+
+def test_one_companion_table_without_the_other_is_refused(letters: Letters) -> None:
+    letters.run("07")
+    letters.database.execute("alter table letters_runs rename to put_away")
+    with pytest.raises(
+        DataRefused, match="letters_history exists without letters_runs, so the runs can't be"
+    ):
+        letters.run("08")
+    letters.database.execute("alter table put_away rename to letters_runs")
+    letters.database.execute("drop table letters_history")
+    with pytest.raises(DataRefused, match="letters_runs exists without letters_history"):
+        letters.run("08")
+    assert_rows(letters.rows(), AFTER["07"])
