@@ -39,6 +39,7 @@ class DeltaSink(KeyedSink):
         key: Sequence[str],
         date: str | None = None,
         version: Sequence[str] = (),
+        final: str | None = None,
     ) -> None:
         """Create the table with the columns of ``rows``, or check the columns of the existing table.
 
@@ -51,6 +52,8 @@ class DeltaSink(KeyedSink):
                 partitions of its own rows.
             version: columns without NULL that order the rows of a key, the most important first: only a row of a
                 higher version replaces a row. Without them the row that is written last is the newest one.
+            final: boolean column without NULL: where it is true, only a row in which it is true replaces the row,
+                whatever the versions are.
 
         Raises:
             WrongUse: the existing table has other columns or partitions.
@@ -58,7 +61,7 @@ class DeltaSink(KeyedSink):
         create_table(spark, table, nullable(rows.schema), [date] if date else [])
         self._table: DeltaTable = delta_table(spark, table)
         self._date, self._same_key = date, same_columns(key, null_safe=False)
-        self._is_newer = f"{_values('s', version)} > {_values('t', version)}" if version else None
+        self._replaces = _replaces(version, final)
 
     def write(self, rows: DataFrame, run: int) -> None:
         """Merge the rows in one commit, or do nothing without rows; with a ``date`` they are read twice."""
@@ -69,7 +72,15 @@ class DeltaSink(KeyedSink):
                 return
             condition = f"{among(self._date, dates)} and {condition}"
         merge = self._table.alias("t").merge(rows.alias("s"), condition)
-        merge.whenMatchedUpdateAll(self._is_newer).whenNotMatchedInsertAll().execute()
+        merge.whenMatchedUpdateAll(self._replaces).whenNotMatchedInsertAll().execute()
+
+
+def _replaces(version: Sequence[str], final: str | None) -> str | None:
+    """Return the condition with which the row ``s`` replaces the row ``t`` of its key; None if it always does."""
+    conditions = [f"{_values('s', version)} > {_values('t', version)}"] if version else []
+    if final:
+        conditions.append(f"(s.{identifier(final)} or not t.{identifier(final)})")
+    return " and ".join(conditions) or None
 
 
 def _values(relation: str, columns: Sequence[str]) -> str:

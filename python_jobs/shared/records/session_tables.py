@@ -2,8 +2,11 @@
 
 A session's id is the hash of its owner and its start, so that a stream, a batch job and a reprocessing give one session
 one id. A late event that moves the start gives a new id; if the former id was written, its row becomes final without
-events. A row is replaced by a row of a later ``release``, of more events, or by the final one: see
-:mod:`python_jobs.shared.delta.keyed_tables`.
+events.
+
+A row is replaced by a row of a later ``release``, by the final one, or by one of more events, in this order. No partial
+row replaces a final one: neither one of a replay that counts an event that was late before, nor one of a later release,
+whose final row does. See :mod:`python_jobs.shared.delta.keyed_tables`.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_columns
 
 WRITTEN_AT = "written_at"
-VERSION = ("release", "version", "is_final")
+VERSION = ("release", "is_final", "version")
 SESSION_COLUMNS = (
     "session_id",
     "started_at",
@@ -110,7 +113,7 @@ def start_sessions(
     params.create_dead_letter_table(spark, unusable(judged), empty.columns)
     none = spark.createDataFrame([], params.changes_schema(judged))
     written = stamped(params.rows(none), WRITTEN_AT, "1970-01-01")
-    sink = DeltaSink(spark, params.target, written, ["session_id"], "started_date", VERSION)
+    sink = DeltaSink(spark, params.target, written, ["session_id"], "started_date", VERSION, "is_final")
     rules = {
         "key": params.key,
         "event_time": params.event_time,
