@@ -39,6 +39,7 @@ from python_jobs.ingestion import (
     incremental_table_loader,
     transformation_replicator,
 )
+from python_jobs.streaming import partial_state_writer
 from tests.support.geo_api import running_geo_api
 from tests.torture.inputs import (
     DERIVED_FROM_PAYLOAD,
@@ -363,15 +364,24 @@ def sessions(spark: SparkSession, folder: Path) -> None:
 
 def closed_sessions(spark: SparkSession, folder: Path) -> None:
     """Stateful Sessionizer, a file a batch."""
-    parameters = stateful_sessionizer.Parameters(
+    stateful_sessionizer.run(spark, stateful_sessionizer.Parameters(**sessions_of_visits(folder)))
+
+
+def growing_sessions(spark: SparkSession, folder: Path) -> None:
+    """Partial State Writer, a file a batch."""
+    partial_state_writer.run(spark, partial_state_writer.Parameters(**sessions_of_visits(folder)))
+
+
+def sessions_of_visits(folder: Path) -> dict[str, Any]:
+    """Return the parameters of a job that writes the visits' sessions by user."""
+    return {
         **file_by_file(folder, source="visits", target="live_sessions", dead_letter="dead"),
-        key={"user_id": "user_id"},
-        event_time="event_time",
-        ties=["position"],
-        value="visit_id",
-        now=NOW,
-    )
-    stateful_sessionizer.run(spark, parameters)
+        "key": {"user_id": "user_id"},
+        "event_time": "event_time",
+        "ties": ["position"],
+        "value": "visit_id",
+        "now": NOW,
+    }
 
 
 def changes_as_events(spark: SparkSession, folder: Path) -> None:
@@ -411,6 +421,7 @@ def job_writers() -> Iterator[Writer]:
     yield stream("windowed_counter", visits_by_day, counted_windows, ("counts",))
     yield stream("keyed_sessions", appended_visits, sessions, ("sessions",))
     yield stream("stateful_sessionizer", appended_visits, closed_sessions, ("live_sessions",))
+    yield stream("partial_state_writer", appended_visits, growing_sessions, ("live_sessions",))
     yield by_day(
         "static_late_data_integrator",
         visits_by_event_date,
