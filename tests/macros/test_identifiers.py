@@ -392,6 +392,8 @@ EXCEPTIONS = {
     "incremental_watermark": NO_COLUMN,
     "transformation_replicator_purge": NO_COLUMN,
     "expose_version": NO_COLUMN,
+    "final_sessions": NO_COLUMN,
+    "current_sessions": NO_COLUMN,
     "withdraw_readiness": NO_COLUMN,
     "publish_readiness": NO_COLUMN,
     "adopt_tables": NO_COLUMN,

@@ -161,7 +161,8 @@ def test_no_job_sorts_records_out_without_a_dead_letter_table() -> None:
     judging = {}
     for file in (REPOSITORY / "python_jobs").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        judges = any(f"shared.records.{module}" in text for module in ("json_records", "dead_letters"))
+        judging_modules = ("json_records", "dead_letters", "session_tables")
+        judges = any(f"shared.records.{module}" in text for module in judging_modules)
         if '__name__ == "__main__"' in text and judges:
             module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
             parameters = fields(importlib.import_module(module).Parameters)
