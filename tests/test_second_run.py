@@ -81,6 +81,10 @@ PROGRAMS = {
     "python_jobs/idempotency/keyed_files.py": (
         f"{IDEMPOTENCY}test_keyed_sessions.py::test_a_run_has_one_file_whatever_the_clock_says"
     ),
+    "python_jobs/data_value/dynamic_joiner.py": (
+        "tests/patterns/data_value/test_dynamic_joiner.py"
+        "::test_each_pair_is_there_once_whichever_side_came_first_and_whatever_broke_off"
+    ),
     "python_jobs/data_value/stateful_sessionizer.py": (
         "tests/patterns/data_value/test_stateful_sessionizer.py"
         "::test_a_batch_that_is_repeated_after_a_crash_writes_no_session_twice"

@@ -84,3 +84,12 @@ def contract_of(spark: SparkSession, checkpoint: str) -> dict[str, str]:
 def has_progress(spark: SparkSession, checkpoint: str) -> bool:
     """Return whether a query has started a batch with ``checkpoint``."""
     return HadoopFolder(spark, checkpoint).exists("offsets")
+
+
+def batch_watermark(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
+    """Return the watermark of a batch that has started, in microseconds; 0 before the first event time.
+
+    Spark writes it before the batch runs. Joins and aggregates of the batch after it drop the rows up to it.
+    """
+    offsets = HadoopFolder(spark, checkpoint).read_text(f"offsets/{batch_id}")
+    return int(json.loads(offsets.splitlines()[1])["batchWatermarkMs"]) * 1_000 if offsets else 0

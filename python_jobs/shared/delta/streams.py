@@ -112,11 +112,21 @@ def start_stream(
     ``options`` are further options of Delta's reader. ``transform`` is applied to the stream before its batches reach
     ``function``: for example a watermark or a stateful operator.
     """
+    stream = read_stream(spark, source, max_files_per_trigger, options)
+    return start_query(transform(stream), function, checkpoint, trigger, output_mode)
+
+
+def read_stream(
+    spark: SparkSession,
+    source: str,
+    max_files_per_trigger: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return the stream of a Delta table (name or path); ``options`` are further options of Delta's reader."""
     reader = spark.readStream.format("delta").options(**options or {})
     if max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", max_files_per_trigger)
-    stream = reader.load(absolute(source)) if is_path(source) else reader.table(source)
-    return start_query(transform(stream), function, checkpoint, trigger, output_mode)
+    return reader.load(absolute(source)) if is_path(source) else reader.table(source)
 
 
 def start_query(

@@ -33,11 +33,12 @@ from python_jobs.shared.delta.streams import (
     parse_duration,
 )
 from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
+from python_jobs.shared.records.event_timers import move_timer, watermark_micros
+from python_jobs.shared.records.event_times import absence
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 from python_jobs.shared.spark.times import with_timestamp
 
-NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
 # The key's columns have names that the user chose.
 EVENT_TIME, ORDER, DEAD = "__event_time", "__order", "__dead"
 MICROS, VALUE = "__event_micros", "__value"
@@ -118,17 +119,7 @@ class SessionStream(DeadLetterStream):
             )
         except AnalysisException as failure:
             raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
-        parts = {name: name for name in self.key} | times
-        absent = F.concat_ws(
-            ", ", *(F.when(named_column(name).isNull(), F.lit(shown)) for name, shown in parts.items())
-        )
-        no_key = F.lit(False)
-        for name in self.key:
-            no_key = no_key | named_column(name).isNull()
-        message = F.concat(F.lit("the record has NULL in "), absent)
-        return rows.select(
-            "*", *first_error([(no_key, NULL_KEY, message), (absent != "", NULL_TIME, message)])
-        )
+        return rows.select("*", *first_error(absence({name: name for name in self.key}, times)))
 
     def _order(self, times: Sequence[str]) -> Column:
         parts = [F.unix_micros(name) for name in times]
@@ -259,17 +250,14 @@ class SessionState(StatefulProcessor):
         self, key: Any, new: list[Event], timer_values: Any, timer_is_gone: bool = False
     ) -> Iterator[Row]:
         known = [Event(at, tuple(order), value) for at, order, value in self._events.get()]
-        watermark = timer_values.getCurrentWatermarkInMs() * 1_000
+        watermark = watermark_micros(timer_values)
         result = advance(known, new, self._gap, watermark, self._identity, self._emits)
         if result.still_open:
             self._events.put([(event.at, list(event.order), event.value) for event in result.still_open])
         elif known:
             self._events.clear()
         had = min((closes_at(session, self._gap) for session in sessions_of(known, self._gap)), default=None)
-        if had is not None and had != result.next_close and not timer_is_gone:
-            self._handle.deleteTimer(_milliseconds(had))
-        if result.next_close is not None and (timer_is_gone or had != result.next_close):
-            self._handle.registerTimer(_milliseconds(result.next_close))
+        move_timer(self._handle, had, result.next_close, is_gone=timer_is_gone)
         change = Row(*self._names)
         for session, identity, status, version in result.changes:
             yield change(
@@ -282,8 +270,3 @@ class SessionState(StatefulProcessor):
                 status,
                 version,
             )
-
-
-def _milliseconds(micros: int) -> int:
-    """Return the first whole millisecond that isn't before: a watermark has no finer times."""
-    return -(-micros // 1_000)

@@ -1,0 +1,28 @@
+"""Records that a stateful stream can't take: those without a part of their key, or without a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from python_jobs.shared.spark.sql_text import named_column
+
+NULL_KEY, NULL_TIME = "NULL_KEY", "NULL_TIME"
+
+
+def absence(key: Mapping[str, str], times: Mapping[str, str]) -> list[tuple[Column, str, Column]]:
+    """Return the errors of a record without a part of its key or a time, as ``first_error`` takes them.
+
+    Both arguments have the names of columns, each with the name that the message shows.
+    """
+    parts = {**key, **times}
+    absent = F.concat_ws(
+        ", ", *(F.when(named_column(name).isNull(), F.lit(shown)) for name, shown in parts.items())
+    )
+    no_key = F.lit(False)
+    for name in key:
+        no_key = no_key | named_column(name).isNull()
+    message = F.concat(F.lit("the record has NULL in "), absent)
+    return [(no_key, NULL_KEY, message), (absent != "", NULL_TIME, message)]
