@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.data_value import dynamic_joiner
 from python_jobs.error_management import (
     dynamic_late_data_integrator,
     filter_interceptor,
@@ -57,6 +58,19 @@ def test_full_loader_checks_keys_of_any_name(spark: SparkSession, names: tuple[s
         0,
         None,
     )
+
+
+@pytest.mark.parametrize("name", ["a.b", "order `id`", "Side", "Record"])
+def test_dynamic_joiner_joins_columns_of_any_name(spark: SparkSession, name: str) -> None:
+    rows = spark.createDataFrame([("v", NOW)], "id string, at timestamp").toDF(name, "__values")
+    expression, other = {name: identifier(name)}, {f"other {name}": identifier(name)}
+    params = dynamic_joiner.Parameters(
+        left="visits", right="ads", target="joined", late="late", dead_letter="dead", checkpoint="checkpoint",
+        left_key=expression, right_key=expression, left_time="__values", right_time="__values",
+        left_columns=expression, right_columns=other, left_id=[name], right_id=list(other), max_after="1 minute",
+    )  # fmt: skip
+    found = dynamic_joiner.joined(rows, rows, params).where("__side is null")
+    assert_rows(found.select(*map(identifier, (*expression, *other))), [("v", "v")])
 
 
 @pytest.mark.parametrize("group", ["window", "Start", "a.b"])

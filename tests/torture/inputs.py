@@ -83,6 +83,15 @@ def appended_visits(spark: SparkSession, folder: Path) -> None:
         frame.write.format("delta").mode("append").save(str(folder / "visits"))
 
 
+def visits_and_ads(spark: SparkSession, folder: Path) -> None:
+    """Append the visits, and a minute after each first visit of a user and day an ad."""
+    appended_visits(spark, folder)
+    for number, day in enumerate(DAYS):
+        rows = [(f"a{user}-{number}", user, noon(day) + dt.timedelta(minutes=1)) for user in (0, 1)]
+        frame = spark.createDataFrame(rows, "ad_id string, user_id int, shown_at timestamp").coalesce(1)
+        frame.write.format("delta").mode("append").save(str(folder / "ads"))
+
+
 def payloads(spark: SparkSession, folder: Path) -> None:
     """Append a valid and an unparsable line for each day, a file a day."""
     for number in range(len(DAYS)):

@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 from pyspark.sql import SparkSession
 
-from python_jobs.data_value import stateful_sessionizer, static_joiner, static_joiner_api, wrapper
+from python_jobs.data_value import (
+    dynamic_joiner,
+    stateful_sessionizer,
+    static_joiner,
+    static_joiner_api,
+    wrapper,
+)
 from python_jobs.error_management import (
     dead_letter,
     dead_letter_queue,
@@ -52,6 +58,7 @@ from tests.torture.inputs import (
     lists_of_devices,
     payloads,
     small_files,
+    visits_and_ads,
     visits_and_pages,
     visits_by_day,
     visits_by_event_date,
@@ -384,6 +391,24 @@ def sessions_of_visits(folder: Path) -> dict[str, Any]:
     }
 
 
+def visits_with_ads(spark: SparkSession, folder: Path) -> None:
+    """Dynamic Joiner, a file of each side a batch."""
+    parameters = dynamic_joiner.Parameters(
+        **file_by_file(folder, left="visits", right="ads", target="joined", late="late", dead_letter="dead"),
+        left_key={"user_id": "user_id"},
+        right_key={"user_id": "user_id"},
+        left_time="event_time",
+        right_time="shown_at",
+        left_columns={"visit_id": "visit_id"},
+        right_columns={"ad_id": "ad_id"},
+        left_id=["visit_id"],
+        right_id=["ad_id"],
+        max_after="2 minutes",
+        now=NOW,
+    )
+    dynamic_joiner.run(spark, parameters)
+
+
 def changes_as_events(spark: SparkSession, folder: Path) -> None:
     """Change Data Capture of a Delta table into another one, a commit a batch."""
     publish_changes(spark, folder, target=str(folder / "events"))
@@ -420,6 +445,7 @@ def job_writers() -> Iterator[Writer]:
     yield stream("late_data_detector", visits_by_day, late_visits, ("on_time", "late", "watermarks"))
     yield stream("windowed_counter", visits_by_day, counted_windows, ("counts",))
     yield stream("keyed_sessions", appended_visits, sessions, ("sessions",))
+    yield stream("dynamic_joiner", visits_and_ads, visits_with_ads, ("joined",))
     yield stream("stateful_sessionizer", appended_visits, closed_sessions, ("live_sessions",))
     yield stream("partial_state_writer", appended_visits, growing_sessions, ("live_sessions",))
     yield by_day(
