@@ -50,7 +50,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, LongType, StructType
 
 from python_jobs.data_value.as_of_state import ANSWERS, IS_PROBE, MICROS, ORDER, VALUE, AsOfState
 from python_jobs.shared.core.failures import WrongUse
@@ -547,7 +547,7 @@ def _require_new_target(spark: SparkSession, params: Parameters) -> None:
 
 
 def _no_pairs(spark: SparkSession, frames: Sequence[DataFrame]) -> DataFrame:
-    types = StructType().add("__at", "timestamp").add("__version", "array<bigint>")
+    types = StructType().add("__at", "timestamp").add("__version", ArrayType(LongType()))
     for name, frame in zip(("__left", "__right"), frames, strict=True):
         types = types.add(name, _columns_of(frame))
     return spark.createDataFrame([], types)
