@@ -175,11 +175,21 @@ class Broker(Cluster):
             port: loopback port for clients; by default a free one.
         """
         port, controller_port = port or free_port(), free_port()
+        self.proxy_port = free_port()
+        """Port that clients are sent to if they connect through a proxy on it; the broker doesn't listen on it."""
+        self.behind_proxy_port = free_port()
+        """Port on which the broker listens for that proxy."""
         super().__init__(f"{HOST}:{port}")
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         settings = folder / "server.properties"
-        settings.write_text(_settings(folder, port, controller_port), encoding="utf-8")
+        listeners = {
+            "PLAINTEXT": port,
+            "CONTROLLER": controller_port,
+            "PROXIED": self.behind_proxy_port,
+        }
+        advertised = {"PLAINTEXT": port, "PROXIED": self.proxy_port}
+        settings.write_text(_settings(folder, listeners, advertised), encoding="utf-8")
         if not (folder / "data" / "meta.properties").exists():
             _format(settings)
         self._process = Process(
@@ -187,7 +197,7 @@ class Broker(Cluster):
             [*java("kafka"), "kafka.Kafka", str(settings)],
             folder,
             lambda log: self._answers(),
-            ports=(port, controller_port),
+            ports=tuple(listeners.values()),
         )
 
     def start(self) -> None:
@@ -229,15 +239,19 @@ def running_broker(folder: Path, port: int | None = None) -> Iterator[Broker]:
         yield broker
 
 
-def _settings(folder: Path, port: int, controller_port: int) -> str:
+def _settings(folder: Path, listeners: Mapping[str, int], advertised: Mapping[str, int]) -> str:
+    def addresses(ports: Mapping[str, int]) -> str:
+        return ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
+
     settings = {
         "process.roles": "broker,controller",
         "node.id": 1,
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "listeners": addresses(listeners),
+        "advertised.listeners": addresses(advertised),
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "controller.quorum.voters": f"1@{HOST}:{listeners['CONTROLLER']}",
         "log.dirs": folder / "data",
         "auto.create.topics.enable": "false",
         # With one broker Kafka's own topics can have only one replica; few partitions start faster.

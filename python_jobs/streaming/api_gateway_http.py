@@ -44,8 +44,9 @@ from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import NotReady, WrongUse, require_above_zero, require_at_least
 from python_jobs.shared.core.http_service import guarded_app, listening_server, require_token
 from python_jobs.shared.kafka.clients import client_settings
+from python_jobs.shared.kafka.producers import Sender
 from python_jobs.shared.kafka.settings import refuse_secrets
-from python_jobs.streaming.gateway_delivery import Counts, DirectDelivery, Forwarder, Sender
+from python_jobs.streaming.gateway_delivery import Counts, DirectDelivery, Forwarder
 from python_jobs.streaming.gateway_records import (
     Message,
     Topic,

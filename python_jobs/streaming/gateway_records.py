@@ -18,9 +18,9 @@ import jsonschema_rs
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import full_timestamp
+from python_jobs.shared.core.json_schemas import schema_validator
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.origins import ORIGIN, Origin
-from python_jobs.shared.core.yaml_files import read_yaml
 
 REFERRAL, EVENT_ID = "referral", "event_id"
 """Names of the headers beside the origin."""
@@ -238,18 +238,7 @@ class Topic:
         Raises:
             WrongUse: the file is no JSON Schema.
         """
-        schema = read_yaml(self.schema, "JSON Schema")
-        try:
-            validator = jsonschema_rs.validator_for(
-                schema,
-                formats={"date-time": lambda text: full_timestamp(text) is not None},
-                validate_formats=True,
-                ignore_unknown_formats=False,
-                offline=True,
-            )
-        except (jsonschema_rs.ValidationError, ValueError, TypeError) as failure:
-            said = str(getattr(failure, "message", failure)).splitlines()[0]
-            raise WrongUse(f"'{self.schema}' is no JSON Schema that can be used: {said}") from None
+        validator = schema_validator(self.schema)
         return functools.partial(_reasons, validator, self.rules)
 
 

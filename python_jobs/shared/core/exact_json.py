@@ -24,11 +24,16 @@ def parse(text: str | bytes) -> Any:
         RecursionError: the text is nested too deep.
     """
     return json.loads(
-        text, parse_float=Number, parse_int=Number, parse_constant=_refuse, object_pairs_hook=Object
+        text, parse_float=Number, parse_int=Number, parse_constant=refuse, object_pairs_hook=Object
     )
 
 
-def _refuse(constant: str) -> Any:
+def refuse(constant: str) -> Any:
+    """Refuse NaN and Infinity: the ``parse_constant`` of a strict reader.
+
+    Raises:
+        ValueError: always.
+    """
     raise ValueError(f"{constant} is no JSON")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -12,6 +13,7 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -210,3 +212,22 @@ def surviving_offset(consumer: Consumer, position: TopicPartition, fail_on_data_
             "the topic was recreated): continue without them with --fail_on_data_loss false"
         )
     return int(low)
+
+
+def seek_surviving(consumer: Consumer, position: TopicPartition, fail_on_data_loss: bool) -> int:
+    """Continue a partition at a position that the broker denied, and return the offset.
+
+    A restarting broker may also deny a record that exists; then the next denial asks again.
+
+    Raises:
+        DataRefused: the offset is gone and ``fail_on_data_loss`` is set.
+    """
+    with suppress(KafkaException):
+        position.offset = surviving_offset(consumer, position, fail_on_data_loss)
+    consumer.seek(position)
+    return int(position.offset)
+
+
+def place_header(name: str, message: Message) -> tuple[str, bytes]:
+    """Return a header that holds a record's topic/partition/offset."""
+    return name, f"{message.topic()}/{message.partition()}/{message.offset()}".encode()

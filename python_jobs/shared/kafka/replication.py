@@ -34,7 +34,9 @@ from python_jobs.shared.kafka.clients import (
     offset_range,
     partition_count,
     passes,
+    place_header,
     positions_of_topic,
+    seek_surviving,
     surviving_offset,
     topic_setting,
 )
@@ -263,10 +265,8 @@ class Replicator:
         return error.code() == KafkaError._PARTITION_EOF
 
     def _find_position(self, partition: int) -> None:
-        """Continue a partition at its position if the record exists; a restarting broker may also deny the record."""
-        with suppress(KafkaException):  # no answer yet: the next denial asks again
-            self._next[partition] = self._surviving(partition)
-        self._consumer.seek(TopicPartition(self.parameters.source_topic, partition, self._next[partition]))
+        position = TopicPartition(self.parameters.source_topic, partition, self._next[partition])
+        self._next[partition] = seek_surviving(self._consumer, position, self.parameters.fail_on_data_loss)
 
     def _surviving(self, partition: int) -> int:
         """Return the offset at which a partition continues, after a loss only if a loss is allowed."""
@@ -281,9 +281,7 @@ class Replicator:
         offset = present(message.offset(), "the offset of a Kafka record")
         headers: list[Any] = list(message.headers() or [])
         if self.parameters.position_header is not None:
-            headers.append(
-                (self.parameters.position_header, f"{message.topic()}/{partition}/{offset}".encode())
-            )
+            headers.append(place_header(self.parameters.position_header, message))
         while True:
             try:
                 self._producer.produce(

@@ -22,11 +22,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.kafka import producers
+from python_jobs.shared.kafka.producers import Delivery
 from python_jobs.streaming import api_gateway_http as program
-from python_jobs.streaming import gateway_delivery
 from python_jobs.streaming.api_gateway_http import Parameters, create_app, running_gateway
 from python_jobs.streaming.gateway_client import GatewayProducer
-from python_jobs.streaming.gateway_delivery import Delivery
 from python_jobs.streaming.gateway_records import Message, Rule, Topic
 from python_jobs.streaming.gateway_stores import Buffer, Fallback
 from python_jobs.streaming.rate_limit import RateLimit
@@ -58,7 +58,13 @@ class FakeProducer:
         self._lock = threading.Lock()
 
     def produce(
-        self, topic: str, value: bytes, key: bytes, headers: object, on_delivery: Callable[..., None]
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes,
+        headers: object,
+        on_delivery: Callable[..., None],
+        partition: int,
     ) -> None:
         with self._lock:
             self.sent.append((topic, key, value))
@@ -87,7 +93,7 @@ class FakeProducer:
 def producer(monkeypatch: pytest.MonkeyPatch) -> type[FakeProducer]:
     """Return the class of the gateway's producers, which takes the place of Kafka's."""
     made: type[FakeProducer] = type("Fake", (FakeProducer,), {"sent": []})
-    monkeypatch.setattr(gateway_delivery, "Producer", made)
+    monkeypatch.setattr(producers, "Producer", made)
     monkeypatch.setattr(program, "_require_topics", lambda _: None)
     return made
 
