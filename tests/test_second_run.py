@@ -18,6 +18,9 @@ STREAMING = "tests/patterns/streaming/"
 MAIN_JOB = "tests/lakehouse/test_main_job.py::test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version"
 
 PROGRAMS = {
+    "python_jobs/data_value/fifo_orderer_kafka.py": (
+        f"{DATA_VALUE}test_fifo_orderer.py::test_records_of_interest_are_sent_when_the_one_before_is_acknowledged"
+    ),
     "python_jobs/data_value/static_joiner.py": (
         f"{DATA_VALUE}test_static_joiner_stream.py::"
         "test_each_batch_has_the_newest_version_and_a_reference_on_its_way_ends_the_run"
