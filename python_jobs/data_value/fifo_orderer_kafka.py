@@ -3,7 +3,7 @@
 Problem: another system needs particular events (logins, orders) at once and in their order. A producer that doesn't
 wait for acknowledgements loses a record whose request fails, or sends it again behind the next ones.
 
-    python -m python_jobs.data_value.fifo_orderer_kafka --interest conf/schemas/logins.yml \\
+    python -m python_jobs.data_value.fifo_orderer_kafka --interest logins.yml \\
         --source_topic visits --source_bootstrap_servers localhost:9092 \\
         --target_topic logins --target_bootstrap_servers localhost:9092
 
@@ -252,10 +252,12 @@ class Forwarder:
                 self._commit()
                 looked_at = time.monotonic()
         self._drain()
+        if self._failed.is_set():
+            with suppress(KafkaException):  # what isn't stored is sent again; the failure counts
+                self._commit()
+            raise JobFailed(self._failure)
         self._source.require_unchanged()
         self._commit()
-        if self._failed.is_set():
-            raise JobFailed(self._failure)
 
     def _take(self, message: Message) -> None:
         partition = present(message.partition(), "the partition of a Kafka record")
