@@ -171,6 +171,9 @@ PROGRAMS = {
         f"{STREAMING}test_api_gateway_replay.py::"
         "test_an_outage_s_records_are_replayed_once_to_their_topics_and_partitions"
     ),
+    "python_jobs/streaming/hybrid_source.py": (
+        f"{STREAMING}test_hybrid_source.py::test_a_history_that_is_complete_is_not_read_again"
+    ),
     "python_jobs/streaming/partial_state_writer.py": (
         f"{STREAMING}test_partial_state_writer.py::test_a_batch_that_is_repeated_after_a_crash_changes_no_row"
     ),

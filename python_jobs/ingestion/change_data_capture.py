@@ -47,7 +47,6 @@ from python_jobs.ingestion.replica_identity import require_replica_identities
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
-from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import is_committed, latest_version, transaction_versions
@@ -62,7 +61,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, source_failure
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, read_topics, source_failure
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
 
@@ -207,24 +206,18 @@ def start(
     writer_id = topics.writer(claim(spark, params.checkpoint, contract))
     last_ingested_at = 0 if is_new else _last_ingested_at(spark, params.target)
     appender = Appender(spark, params, topics, writer_id, last_ingested_at, after_batch)
-    reader = (
-        spark.readStream.format("kafka")
-        .options(**{f"kafka.{name}": value for name, value in settings.items()})
-        .option("subscribe", ",".join(params.topics))
-        .option("includeHeaders", True)
-        .option("failOnDataLoss", params.fail_on_data_loss)
-    )
-    if params.max_records_per_trigger is not None:
-        reader = reader.option("maxOffsetsPerTrigger", params.max_records_per_trigger)
+    begins = None
     if not has_progress(spark, params.checkpoint):
         held = {} if is_new else _next_offsets(spark, params)
-        begin = _STARTS[params.starting_offsets]
-        offsets = {
-            name: {str(number): held.get((name, number), begin) for number in range(topic.partitions)}
+        begins = {
+            place: held.get(place, _STARTS[params.starting_offsets])
             for name, topic in topics.described.items()
+            for place in ((name, number) for number in range(topic.partitions))
         }
-        reader = reader.option("startingOffsets", json_text(offsets))
-    return start_query(reader.load(), appender, params.checkpoint, params.trigger), appender
+    records = read_topics(
+        spark, params.topics, settings, begins, params.max_records_per_trigger, params.fail_on_data_loss
+    )
+    return start_query(records, appender, params.checkpoint, params.trigger), appender
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from python_jobs.idempotency.transactional_writer_kafka import Reducer
 from python_jobs.ingestion import change_data_capture
 from python_jobs.shared.kafka import replication
 from python_jobs.shared.kafka.replication import Replicator, run_until_stopped
+from python_jobs.streaming import hybrid_source
 from services.kafka import Record, running_broker
 from tests.support.session import environment
 from tests.torture.inputs import changed_users, noon
@@ -27,6 +28,7 @@ from tests.torture.writer import DAYS, NOW, Writer, below, nothing
 
 TOPIC, LONG_TOPIC = "visits", "many_visits"
 MANY = 10_000
+BOUNDARY = 8
 
 
 @contextlib.contextmanager
@@ -67,6 +69,40 @@ def records_to_bronze(spark: SparkSession, folder: Path) -> None:
         now=NOW,
     )
     change_data_capture.run(spark, parameters)
+
+
+def half_of_the_topic(spark: SparkSession, folder: Path) -> None:
+    """Write the first offsets of each partition into the history, two of each in a file."""
+    for end in range(2, BOUNDARY + 1, 2):
+        bounds = [
+            json.dumps({TOPIC: dict.fromkeys(map(str, range(PARTITIONS)), at)}) for at in (end - 2, end)
+        ]
+        records = (
+            spark.read.format("kafka")
+            .option("kafka.bootstrap.servers", os.environ[KAFKA])
+            .option("subscribe", TOPIC)
+            .option("startingOffsets", bounds[0])
+            .option("endingOffsets", bounds[1])
+            .load()
+        )
+        rows = records.selectExpr("topic", "partition", "offset", "cast(value as string) as payload")
+        rows.coalesce(1).write.format("delta").mode("append").save(str(folder / "history"))
+
+
+def history_and_topic(spark: SparkSession, folder: Path) -> None:
+    """Hybrid Source, a file or four records a batch."""
+    columns = {"visit_id": "get_json_object(payload, '$.visit_id')"}
+    parameters = hybrid_source.Parameters(
+        **from_kafka(folder, history="history", target="all_visits", checkpoint="checkpoint"),
+        topic=TOPIC,
+        boundary=dict.fromkeys(map(str, range(PARTITIONS)), BOUNDARY),
+        history_columns=columns,
+        live_columns=columns,
+        max_files_per_trigger=1,
+        max_records_per_trigger=4,
+        now=NOW,
+    )
+    hybrid_source.run(spark, parameters)
 
 
 def users_by_window(spark: SparkSession, folder: Path) -> None:
@@ -131,11 +167,12 @@ def _both_topics(folder: Path) -> dict[str, Any]:
 
 def kafka_writers() -> Iterator[Writer]:
     """Yield the streams and programs; of two on one checkpoint or group at once nothing is promised."""
-    for name, run, table in (
-        ("change_data_capture", records_to_bronze, "bronze"),
-        ("checkpointer", users_by_window, "counts"),
+    for name, prepare, run, table in (
+        ("change_data_capture", nothing, records_to_bronze, "bronze"),
+        ("checkpointer", nothing, users_by_window, "counts"),
+        ("hybrid_source", half_of_the_topic, history_and_topic, "all_visits"),
     ):
-        yield Writer(name, nothing, run, (table,), resumes=True, pairs=False, service=week_in_kafka)
+        yield Writer(name, prepare, run, (table,), resumes=True, pairs=False, service=week_in_kafka)
     yield Writer(
         "kafka_consumer",
         nothing,

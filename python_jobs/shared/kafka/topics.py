@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import JobFailed, NotReady
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.checkpoints import contract_of
 from python_jobs.shared.kafka.topic_ids import known_ids, require_same_topic, with_topic_ids
 from python_jobs.shared.spark.jvm import jvm
@@ -111,6 +112,42 @@ class StreamedTopics:
         today = describe_topics(self._spark, list(self.described), self._settings, _PATIENT_MILLISECONDS)
         for name, topic in self.described.items():
             require_same_topic(name, {topic.id}, today[name].id, self._way_out)
+
+
+def read_topics(
+    spark: SparkSession,
+    topics: Sequence[str],
+    settings: Mapping[str, str],
+    starting_offsets: Mapping[tuple[str, int], int] | None,
+    max_records_per_trigger: int | None = None,
+    fail_on_data_loss: bool = True,
+) -> DataFrame:
+    """Return a stream of the topics' records, with their headers.
+
+    Args:
+        spark: session of the stream.
+        topics: names of existing topics.
+        settings: settings of Kafka's Java client.
+        starting_offsets: first offset of each (topic, partition), -2 for the earliest and -1 for the end; None for a
+            query whose checkpoint has the position.
+        max_records_per_trigger: maximum number of records in one batch; None: all available records.
+        fail_on_data_loss: whether the query ends if records expired before they were read.
+    """
+    reader = (
+        spark.readStream.format("kafka")
+        .options(**{f"kafka.{name}": value for name, value in settings.items()})
+        .option("subscribe", ",".join(topics))
+        .option("includeHeaders", True)
+        .option("failOnDataLoss", fail_on_data_loss)
+    )
+    if max_records_per_trigger is not None:
+        reader = reader.option("maxOffsetsPerTrigger", max_records_per_trigger)
+    if starting_offsets is not None:
+        offsets: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in starting_offsets.items():
+            offsets.setdefault(topic, {})[str(partition)] = offset
+        reader = reader.option("startingOffsets", json_text(offsets))
+    return reader.load()
 
 
 def offset_ranges(

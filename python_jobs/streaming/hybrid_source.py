@@ -1,0 +1,332 @@
+"""Hybrid Source: one table of a topic's records, filled from the history first and then from the topic itself.
+
+Problem: a new streaming job needs the records of the last years, which only the lakehouse has, and then those of the
+topic. Each record must come once, also at the switch, and a session that spans the switch must stay one.
+
+The job appends both into one Delta table, in two phases:
+
+* ``history`` reads a Delta table that has the topic's records with their ``topic``, ``partition`` and ``offset``, in
+  chunks, up to ``--boundary``. The boundary is the first live offset of each partition. It closes the history: rows
+  that are added meanwhile at or behind it are left out.
+* ``live`` reads the topic from the boundary on.
+
+Each phase converts its records into the same columns (``--history_columns``, ``--live_columns``), so that what follows
+knows no source. A stateful job that reads the table by one checkpoint keeps its state through the switch.
+
+Guarantee: the target has each (topic, partition, offset) once. A restart continues behind the last chunk; a history
+that is complete isn't read again. The job refuses to start when records would be in neither source: when the history
+ends before the boundary, or the topic no longer has the boundary's record. The live phase doesn't start before the
+history is complete.
+
+Cost: the target is a copy of the history. The check of the history's end reads its positions once.
+
+Submit both phases (``--phase history`` and ``--phase live`` run them with different resources)::
+
+    spark-submit python_jobs/streaming/hybrid_source.py --history lakehouse/bronze/visits_records \\
+        --topic visits --bootstrap_servers localhost:9092 --boundary.0 1200 --boundary.1 1187 \\
+        --history_columns.event_time "get_json_object(payload, '$.event_timestamp')" \\
+        --live_columns.event_time "get_json_object(payload, '$.event_time')" --max_files_per_trigger 100 \\
+        --target lakehouse/silver/all_visits --checkpoint lakehouse/checkpoints/all_visits --trigger "10 seconds"
+
+Source: Data Engineering Design Patterns, chapter 11, Hybrid Source.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.json_text import json_text
+from python_jobs.shared.core.origins import ORIGIN, Origin
+from python_jobs.shared.delta.checkpoints import claim, has_progress
+from python_jobs.shared.delta.streams import (
+    BatchFunction,
+    StreamParameters,
+    append,
+    await_end,
+    batch_options,
+    create_table,
+    empty_source,
+    nullable,
+    start_query,
+)
+from python_jobs.shared.delta.table_streams import TableStream
+from python_jobs.shared.delta.tables import read_table, table_id
+from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
+from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
+from python_jobs.shared.kafka.topics import (
+    SOURCE_FAILURES,
+    StreamedTopics,
+    offset_ranges,
+    read_topics,
+    source_failure,
+)
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import taken_names
+
+POSITION = ("topic", "partition", "offset")
+INGESTED_AT = "ingested_at"
+# What expressions over the topic's records may read.
+_KAFKA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    f"headers {BRONZE_TYPES['headers']}"
+)
+_DONE = "history_is_complete.json"
+_WAY_OUT = "start again with another target and another checkpoint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters(StreamParameters):
+    """Fill a table from the history of a topic's records, then from the topic."""
+
+    history: str
+    """Append-only Delta table (name or path) of the topic's records, with columns topic, partition and offset."""
+    topic: str
+    """Topic to read; it must exist."""
+    bootstrap_servers: str
+    """Kafka brokers, host:port,host:port."""
+    boundary: dict[str, int]
+    """First live offset of each partition, --boundary.PARTITION OFFSET; the history ends before it."""
+    history_columns: dict[str, str]
+    """Columns of the target, each with its SQL expression over the history's columns."""
+    live_columns: dict[str, str]
+    """The same columns, each with its SQL expression over the record: payload, key, timestamp, headers."""
+    target: str
+    """Delta table (name or path) to append to; created when absent."""
+    checkpoint: str
+    """Folder of the progress of both phases: one for each target, kept as long as the target."""
+    phase: Literal["both", "history", "live"] = "both"
+    """``both`` (default): the history, then the topic; ``history`` or ``live``: one of them."""
+    max_records_per_trigger: int | None = None
+    """Maximum number of the topic's records in one batch; by default all available records."""
+    consumer: dict[str, str] = field(default_factory=dict)
+    """Further settings of Kafka's client, such as security.protocol; secrets as ${env:NAME} only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
+        if self.history == self.target:
+            raise WrongUse("history and target must be two tables")
+        if not self.boundary or not all(name.isdecimal() for name in self.boundary):
+            raise WrongUse(
+                f"boundary must name the first live offset of each partition by its number, got {self.boundary}"
+            )
+        require_at_least(0, **{f"boundary.{name}": offset for name, offset in self.boundary.items()})
+        if list(self.history_columns) != list(self.live_columns):
+            raise WrongUse(
+                "history_columns and live_columns must name the same columns in the same order, got "
+                f"{', '.join(self.history_columns)} and {', '.join(self.live_columns)}"
+            )
+        taken = taken_names(self.history_columns, by=[*POSITION, ORIGIN, INGESTED_AT])
+        if taken:
+            raise WrongUse(
+                f"history_columns can't name columns that the job writes itself: {', '.join(taken)}"
+            )
+        refuse_secrets(self.consumer)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings of Kafka's Java client."""
+        return consumer_settings(self.bootstrap_servers, self.consumer)
+
+    def is_history(self) -> Any:
+        """Return the condition for rows of the history: a record of the topic before the boundary of its partition."""
+        before = F.lit(False)
+        for partition, offset in self.boundary.items():
+            before = before | ((F.col("partition") == int(partition)) & (F.col("offset") < offset))
+        return (F.col("topic") == self.topic) & before
+
+    def history_rows(self, records: DataFrame) -> DataFrame:
+        """Return the target's rows for the history's records before the boundary."""
+        return _rows(records.where(self.is_history()), self.history_columns, "historical")
+
+    def live_rows(self, records: DataFrame) -> DataFrame:
+        """Return the target's rows for the topic's records."""
+        return _rows(bronze_rows(records, 0, {}).drop("ingested_at"), self.live_columns, "real_time")
+
+
+def _rows(records: DataFrame, columns: dict[str, str], origin: Origin) -> DataFrame:
+    return records.select(
+        F.col("topic").cast("string").alias("topic"),
+        F.col("partition").cast("int").alias("partition"),
+        F.col("offset").cast("bigint").alias("offset"),
+        *(F.expr(expression).alias(name) for name, expression in columns.items()),
+        F.lit(origin).alias(ORIGIN),
+    )
+
+
+def _stamped(rows: DataFrame, now: str) -> DataFrame:
+    return rows.withColumn(INGESTED_AT, F.lit(now).cast("timestamp"))
+
+
+class Appender(BatchFunction):
+    """The ``foreachBatch`` function of both phases: it appends each batch in one commit."""
+
+    def __init__(self, params: Parameters, writer_id: str, topics: StreamedTopics | None) -> None:
+        """Take the topics of the live phase, which must not be recreated meanwhile; None in the history's phase."""
+        self._params, self._writer_id, self._topics = params, writer_id, topics
+        # The report has the last 100 batches only, because a continuous job runs for months.
+        self.batches: deque[dict[str, int]] = deque(maxlen=100)
+        self.records = 0
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Append one batch; the target ignores a batch that it has."""
+        if self._topics is not None:
+            self._topics.require_unchanged()
+        now, observation = self._params.processing_time(), Observation()
+        observed = _stamped(rows, now.isoformat()).observe(observation, F.count(F.lit(1)).alias("records"))
+        try:
+            append(observed, self._params.target, batch_options(self._writer_id, batch_id))
+        except (PySparkException, Py4JJavaError) as failure:
+            # Spark reads the records during the write, so failures of the source are raised here, too.
+            raise source_failure(failure, self._params.topic) or failure from None
+        records = int(observation.get["records"])
+        self.batches.append({"batch_id": batch_id, "records": records})
+        self.records += records
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for a report."""
+        return {"records": self.records, "batches": list(self.batches)}
+
+
+def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    """Run the phases to their end and return the report; a phase that didn't run is None.
+
+    Raises:
+        NotReady: a source doesn't exist, the history ends before the boundary, or the live phase is to start before the
+            history is complete.
+        WrongUse: the boundary doesn't name the topic's partitions, an expression can't be resolved, the columns of both
+            sources differ, or the checkpoint belongs to another query.
+        JobFailed: the topic no longer has the boundary's records.
+    """
+    topics = StreamedTopics(spark, [params.topic], params.settings, _WAY_OUT)
+    _require_partitions(params, topics.described[params.topic].partitions)
+    progress = HadoopFolder(spark, params.checkpoint)
+    is_complete = progress.exists(_DONE)
+    if params.phase == "live" and not is_complete:
+        raise NotReady(f"the history isn't complete in '{params.target}'; run the phase history first")
+    history = live = None
+    if not is_complete:
+        _prepare_target(spark, params)
+        _require_whole(spark, params)
+        history = _run_history(spark, params)
+        progress.create_text(_DONE, json_text(params.boundary))
+    if params.phase != "history":
+        live = _run_live(spark, params, topics)
+    return {"target": params.target, "history": history, "live": live}
+
+
+def _require_partitions(params: Parameters, partitions: int) -> None:
+    wanted = {str(number) for number in range(partitions)}
+    if set(params.boundary) != wanted:
+        raise WrongUse(
+            f"boundary must name each partition of {params.topic}, 0 to {partitions - 1}, got "
+            f"{', '.join(sorted(params.boundary))}"
+        )
+
+
+def _prepare_target(spark: SparkSession, params: Parameters) -> None:
+    """Create or check the target; refuse sources that don't give the same columns."""
+    empty = empty_source(spark, params.history, ())
+    missing = [name for name in POSITION if name not in empty.columns]
+    if missing:
+        raise WrongUse(
+            f"the history '{params.history}' has no column {', '.join(missing)}: a history is closed by its records' "
+            "positions, not by a filter on their values"
+        )
+    kafka = spark.createDataFrame([], _KAFKA)
+    try:
+        history, live = params.history_rows(empty), params.live_rows(kafka)
+    except AnalysisException as failure:
+        raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
+    for (name, one), (_, other) in zip(history.dtypes, live.dtypes, strict=True):
+        if one != other:
+            raise WrongUse(
+                f"the column '{name}' is {one} in the history and {other} in the topic; cast one of them"
+            )
+    create_table(spark, params.target, nullable(_stamped(history, "1970-01-01").schema))
+
+
+def _require_whole(spark: SparkSession, params: Parameters) -> None:
+    """Refuse a boundary with records in neither source: behind the history's end, or gone from the topic."""
+    ends = {
+        row.partition: row.end
+        for row in read_table(spark, params.history)
+        .where(params.is_history())
+        .groupBy("partition")
+        .agg((F.max("offset") + 1).alias("end"))
+        .collect()
+    }
+    for partition, offset in sorted(params.boundary.items()):
+        end = ends.get(int(partition), 0)
+        if end < offset:
+            raise NotReady(
+                f"the history of partition {partition} ends before offset {end}, but the boundary is {offset}: wait "
+                f"for the missing records, or lower the boundary to {end} if the topic still has them"
+            )
+    _require_retained(spark, params)
+
+
+def _require_retained(spark: SparkSession, params: Parameters) -> None:
+    ranges = offset_ranges(spark, params.topic, params.settings)
+    for partition, offset in sorted(params.boundary.items()):
+        first, end = ranges[params.topic, int(partition)]
+        if offset < first:
+            raise JobFailed(
+                f"the boundary of partition {partition} is {offset}, but {params.topic} has no records before {first} "
+                "any more; raise the boundary if the history has them"
+            )
+        if offset > end:
+            raise WrongUse(
+                f"the boundary of partition {partition} is {offset}, but {params.topic} ends at {end}"
+            )
+
+
+def _run_history(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+    declared = TableStream(
+        job="hybrid_source, history",
+        source=params.history,
+        writes={"target": params.target},
+        appends_to=[params.target],
+        meaning={"boundary": json_text(params.boundary, sort_keys=True)},
+        checkpoint=f"{params.checkpoint}/history",
+        start_over=params.start_over,
+        max_files_per_trigger=params.max_files_per_trigger,
+        transform=params.history_rows,
+    )
+    appender = Appender(params, declared.claim(spark), None)
+    await_end(declared.start(spark, appender), appender, params.history)
+    return appender.as_dict()
+
+
+def _run_live(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> dict[str, Any]:
+    checkpoint = f"{params.checkpoint}/live"
+    topics.require_checkpoint(checkpoint)
+    begins = None
+    if not has_progress(spark, checkpoint):
+        _require_retained(spark, params)
+        begins = {(params.topic, int(partition)): offset for partition, offset in params.boundary.items()}
+    contract = {
+        "job": "hybrid_source, live",
+        "target": table_id(spark, params.target),
+        "boundary": json_text(params.boundary, sort_keys=True),
+        **topics.contract,
+    }
+    writer_id = claim(spark, checkpoint, contract, [params.target], params.start_over)
+    appender = Appender(params, topics.writer(writer_id), topics)
+    records = read_topics(spark, [params.topic], params.settings, begins, params.max_records_per_trigger)
+    query = start_query(params.live_rows(records), appender, checkpoint, params.trigger)
+    await_end(query, appender, params.topic, SOURCE_FAILURES)
+    return appender.as_dict()
+
+
+if __name__ == "__main__":
+    run_job(Parameters, run)
