@@ -28,6 +28,10 @@ PROGRAMS = {
     "python_jobs/data_value/static_joiner_api.py": (
         f"{DATA_VALUE}test_static_joiner_api.py::test_rows_get_the_apis_value_and_no_key_is_asked_for_twice"
     ),
+    "python_jobs/data_value/incremental_sessionizer.py": (
+        f"{DATA_VALUE}test_incremental_sessionizer_job.py::"
+        "test_a_replay_gives_the_same_tables_but_for_the_late_visit"
+    ),
     "python_jobs/data_value/distributed_aggregator.py": (
         f"{DATA_VALUE}test_distributed_aggregator_job.py::test_the_command_of_the_page_writes_the_cube_of_its_day"
     ),

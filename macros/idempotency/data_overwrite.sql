@@ -60,10 +60,14 @@
         options.where is string and options.where | trim,
         "data_overwrite needs where, such as \"event_date = date'{logical_date}'\", got '" ~ options.where ~ "'"
     ) -%}
-    {%- if '{logical_date}' in options.where -%}
-        {{ return(options.where | replace('{logical_date}', lakehouse_patterns.logical_date())) }}
+    {%- set where = options.where -%}
+    {%- if '{logical_date}' in where -%}
+        {%- set where = where | replace('{logical_date}', lakehouse_patterns.logical_date()) -%}
     {%- endif -%}
-    {{ return(options.where) }}
+    {%- if '{logical_time}' in where -%}
+        {%- set where = where | replace('{logical_time}', lakehouse_patterns.logical_time()) -%}
+    {%- endif -%}
+    {{ return(where) }}
 {% endmacro %}
 
 

@@ -228,11 +228,3 @@ inner join current_loads
         "source needs the model's post_hook '{{ lakehouse_patterns.incremental_watermark() }}'"
     ) -%}
 {% endmacro %}
-
-{% macro _duration(name, text) %}
-    {%- set parts = modules.re.fullmatch('(\\d+) (minute|hour|day)s?', text | string) -%}
-    {%- do lakehouse_patterns.require(
-        parts, name ~ " must be a number of minutes, hours or days such as '2 hours', got '" ~ text ~ "'"
-    ) -%}
-    {{ return(modules.datetime.timedelta(**{parts[2] ~ 's': parts[1] | int})) }}
-{% endmacro %}

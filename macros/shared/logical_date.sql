@@ -1,4 +1,4 @@
-{#- The day that a run is for, which names versions, units and slices. -#}
+{#- The day or the interval that a run is for, which names versions, units and slices. -#}
 
 {% macro logical_date() %}
     {{ return(adapter.dispatch('logical_date', 'lakehouse_patterns')()) }}
@@ -12,7 +12,7 @@
     {%- set text = var('lakehouse_patterns_logical_date', none) or env_var('LOGICAL_DATE', '') -%}
     {%- if not execute -%}
         {{ return(text) }}
-    {%- elif not text and flags.WHICH not in ['run', 'build', 'test', 'snapshot', 'run-operation', 'retry', 'show'] -%}
+    {%- elif not text and lakehouse_patterns._only_reads_the_sql() -%}
         {{ return('1970-01-01') }}
     {%- endif -%}
     {{ return(lakehouse_patterns.require_date(text)) }}
@@ -26,4 +26,30 @@
         ~ "LOGICAL_DATE, got '" ~ text ~ "'"
     ) -%}
     {{ return(text | string) }}
+{% endmacro %}
+
+
+{% macro logical_time() %}
+    {{ return(adapter.dispatch('logical_time', 'lakehouse_patterns')()) }}
+{% endmacro %}
+
+{% macro default__logical_time() %}
+    {#-
+        The start of the run's interval, to the minute, of a run that comes more often than each day: as with
+        logical_date, never the clock's. A command that only reads the SQL gets a time, too.
+    -#}
+    {%- set text = var('lakehouse_patterns_logical_time', none) or env_var('LOGICAL_TIME', '') -%}
+    {%- if not text and (not execute or lakehouse_patterns._only_reads_the_sql()) -%}
+        {{ return('1970-01-01T00:00:00Z') }}
+    {%- endif -%}
+    {%- do lakehouse_patterns.require(
+        text, "the logical time must be a time such as 2024-03-01T09, as --vars '{lakehouse_patterns_logical_time: …}' "
+        ~ "or in LOGICAL_TIME, got '" ~ text ~ "'"
+    ) -%}
+    {{ return(lakehouse_patterns._moment('the logical time', text).isoformat() ~ 'Z') }}
+{% endmacro %}
+
+
+{% macro _only_reads_the_sql() %}
+    {{ return(flags.WHICH not in ['run', 'build', 'test', 'snapshot', 'run-operation', 'retry', 'show']) }}
 {% endmacro %}

@@ -91,3 +91,13 @@
         'date_from_unix_date(try_cast((' ~ micros ~ ' - pmod(' ~ micros ~ ', 86400000000)) div 86400000000 as int))'
     ) }}
 {% endmacro %}
+
+
+{% macro _duration(name, text) %}
+    {#- A timedelta of minutes, hours or days. -#}
+    {%- set parts = modules.re.fullmatch('(\\d+) (minute|hour|day)s?', text | string) -%}
+    {%- do lakehouse_patterns.require(
+        parts, name ~ " must be a number of minutes, hours or days such as '2 hours', got '" ~ text ~ "'"
+    ) -%}
+    {{ return(modules.datetime.timedelta(**{parts[2] ~ 's': parts[1] | int})) }}
+{% endmacro %}

@@ -71,6 +71,32 @@ def unique(n: Names) -> dict[str, Any]:
     return {"relation": "odd", "key": [q(n[0]), q(n[1])], "order_by": q(n[2])}
 
 
+SESSION_RUN = {"run": "2026-01-05", "first_run": "2026-01-05", "period": "1 day"}
+
+
+def session_run(n: Names, **others: Any) -> dict[str, Any]:
+    """Return the arguments of the Incremental Sessionizer's macros over events."""
+    return {
+        "events": "odd",
+        # The sessions' own names are refused as names of the owner's columns.
+        "owner": {f"{name} of": q(name) for name in n[:2]},
+        "event_time": q(n[2]),
+        "value": q(n[1]),
+        "partition": f"{q(n[2])} = {{date}}",
+        **SESSION_RUN,
+    } | others
+
+
+def session_runs(n: Names) -> str:
+    """Return a table of runs, in which one run is computed."""
+    return (
+        f"(select 'computed' as status, 'id' as session_id, {q(n[0])} as {q(n[0] + ' of')}, "
+        f"{q(n[1])} as {q(n[1] + ' of')}, timestamp'2026-01-05' as started_at, timestamp'2026-01-05' as ended_at, "
+        "1 as events, array('a') as values, timestamp'2026-01-05' as run_start "
+        "from odd)"
+    )
+
+
 def lateness(n: Names, **others: Any) -> dict[str, Any]:
     """Return the arguments of the Late Data Detector's macros."""
     time = f"timestamp({q(n[2])})"
@@ -286,6 +312,24 @@ CALLS: list[tuple[str, Callable[[Names], dict[str, Any]], str, tuple[int, int]]]
         lambda n: {"relation": "odd", "event_time": f"timestamp({q(n[2])})", "window": "1 day", "by": n[1]},
         "{}",
         (2, 4),
+    ),
+    ("incremental_sessions", lambda n: session_run(n, pending="no_run", gap="1 hour"), "{}", (3, 10)),
+    ("rejected_session_events", lambda n: session_run(n), "{}", (0, 6)),
+    (
+        "completed_sessions",
+        lambda n: {"pending": session_runs(n), "owner": [f"{n[0]} of", f"{n[1]} of"], **SESSION_RUN},
+        "{}",
+        (0, 10),
+    ),
+    (
+        "sessions_with_open",
+        lambda n: {
+            "sessions": f"(select *, 1 as duration_ms, date'2026-01-05' as started_date from {session_runs(n)})",
+            "pending": session_runs(n),
+            "owner": [f"{n[0]} of", f"{n[1]} of"],
+        },
+        "{}",
+        (0, 11),
     ),
     ("incremental_rejects", lambda n: {"column": q(n[2])}, "select * from odd where {}", (0, 3)),
     (

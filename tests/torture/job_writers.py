@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from python_jobs.data_value import (
     dynamic_joiner,
+    incremental_sessionizer,
     stateful_sessionizer,
     static_joiner,
     static_joiner_api,
@@ -369,6 +370,23 @@ def sessions(spark: SparkSession, folder: Path) -> None:
     keyed_sessions.run(spark, parameters)
 
 
+def sessions_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Incremental Sessionizer; a session ends on the next day, and the late visits are dead letters."""
+    parameters = incremental_sessionizer.Parameters(
+        **below(folder, source="visits", pending="pending", target="sessions", dead_letter="dead"),
+        partition=f"number = {DAYS.index(day)}",
+        key={"page": "page"},
+        event_time="event_time",
+        value="visit_id",
+        gap="18 hours",
+        run=f"{day}",
+        first_run=f"{DAYS[0]}",
+        period="1 day",
+        now=NOW,
+    )
+    incremental_sessionizer.run(spark, parameters)
+
+
 def closed_sessions(spark: SparkSession, folder: Path) -> None:
     """Stateful Sessionizer, a file a batch."""
     stateful_sessionizer.run(spark, stateful_sessionizer.Parameters(**sessions_of_visits(folder)))
@@ -446,6 +464,7 @@ def job_writers() -> Iterator[Writer]:
     yield stream("windowed_counter", visits_by_day, counted_windows, ("counts",))
     yield stream("keyed_sessions", appended_visits, sessions, ("sessions",))
     yield stream("dynamic_joiner", visits_and_ads, visits_with_ads, ("joined",))
+    yield by_day("incremental_sessionizer", visits_by_day, sessions_of_a_day, ("pending", "sessions", "dead"))
     yield stream("stateful_sessionizer", appended_visits, closed_sessions, ("live_sessions",))
     yield stream("partial_state_writer", appended_visits, growing_sessions, ("live_sessions",))
     yield by_day(

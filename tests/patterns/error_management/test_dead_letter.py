@@ -174,6 +174,7 @@ def test_no_job_sorts_records_out_without_a_dead_letter_table() -> None:
         "dead_letter_queue": [MISSING],
         "dead_letter_replay": [MISSING],
         "dynamic_joiner": [MISSING],
+        "incremental_sessionizer": [MISSING],
         "keyed_sessions": [MISSING],
         "late_data_detector": [MISSING],
         "partial_state_writer": [MISSING],
