@@ -88,6 +88,15 @@ PROGRAMS = {
     "python_jobs/idempotency/keyed_files.py": (
         f"{IDEMPOTENCY}test_keyed_sessions.py::test_a_run_has_one_file_whatever_the_clock_says"
     ),
+    "python_jobs/data_value/bucketed_table.py": (
+        f"{DATA_VALUE}test_bucketed_table.py::test_another_number_of_buckets_needs_a_reorganisation"
+    ),
+    "python_jobs/data_value/local_aggregator.py": (
+        f"{DATA_VALUE}test_local_aggregator.py::test_a_repeated_batch_counts_no_record_twice"
+    ),
+    "python_jobs/data_value/local_aggregator_kafka.py": (
+        f"{DATA_VALUE}test_local_aggregator.py::test_the_reorganised_topic_has_one_group_a_key_and_each_record_once"
+    ),
     "python_jobs/data_value/dynamic_joiner.py": (
         "tests/patterns/data_value/test_dynamic_joiner.py"
         "::test_each_pair_is_there_once_whichever_side_came_first_and_whatever_broke_off"

@@ -1,7 +1,7 @@
 """Replication of a topic record for record: the clients, the loop and the transactions of programs that copy a topic.
 
-The Passthrough Replicator uses this module unchanged; the Transactional Writer changes each record's value. The
-docstrings of these programs state their guarantees.
+The Passthrough Replicator uses this module unchanged; the Transactional Writer changes each record's value, the Local
+Aggregator's reorganisation its partition. The docstrings of these programs state their guarantees.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ class Replicator:
                 # The target topic's max.message.bytes decides, not the client.
                 "message.max.bytes": 100_000_000,
             }
+            | self.producer_settings()
         )
         # This consumer reads the position that is committed with the records.
         self._positions = Consumer(
@@ -193,6 +194,14 @@ class Replicator:
     def value(self, message: Message) -> bytes | None:
         """Return the value of a record in the target."""
         return message.value()
+
+    def partition(self, partition: int) -> int:
+        """Return the target's partition for a record of the source's ``partition``."""
+        return partition
+
+    def producer_settings(self) -> dict[str, Any]:
+        """Return further settings of the target's producer."""
+        return {}
 
     def close(self) -> None:
         """Abort an open transaction and close all clients."""
@@ -288,7 +297,7 @@ class Replicator:
                     self.parameters.target_topic,
                     value,
                     message.key(),
-                    partition,
+                    self.partition(partition),
                     self._delivered,
                     timestamp=message.timestamp()[1],
                     headers=headers,

@@ -177,6 +177,7 @@ def test_no_job_sorts_records_out_without_a_dead_letter_table() -> None:
         "incremental_sessionizer": [MISSING],
         "keyed_sessions": [MISSING],
         "late_data_detector": [MISSING],
+        "local_aggregator": [MISSING],
         "partial_state_writer": [MISSING],
         "stateful_sessionizer": [MISSING],
         "windowed_deduplicator": [MISSING],

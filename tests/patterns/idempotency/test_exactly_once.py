@@ -110,8 +110,8 @@ def test_a_declared_stream_knows_its_tables_by_their_ids_and_asks_those_that_it_
 ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py"}
 # It reads a folder of files, so that it isn't declared as the stream of a table; it names its table itself.
 READS_FILES = {"api_gateway_replay.py"}
-# Its second phase reads a topic and names its table itself.
-READS_A_TOPIC = {"hybrid_source.py"}
+# They read a topic, one of them in its second phase, and name their tables themselves.
+READS_A_TOPIC = {"hybrid_source.py", "local_aggregator.py"}
 # What the Change Data Feed publishes again is known by key and version.
 APPEND_AGAIN = {"change_data_feed.py"}
 
