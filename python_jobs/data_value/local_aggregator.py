@@ -135,9 +135,10 @@ def aggregated(records: DataFrame, params: Parameters) -> DataFrame:
     Raises:
         WrongUse: an expression can't be resolved.
     """
-    rows = judged(records, params)
+    # Times are microseconds on their way through Python, which would read timestamps in a time zone.
+    rows = judged(records, params).withColumn("timestamp", F.unix_micros("timestamp"))
     schema = rows.withColumn(RECORDS, F.lit(None).cast(_RECORDS_TYPE)).schema
-    arrow = to_arrow_schema(schema, timezone="UTC")
+    arrow = to_arrow_schema(schema)
 
     def of_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         dead: list[dict[str, Any]] = []
@@ -150,10 +151,11 @@ def aggregated(records: DataFrame, params: Parameters) -> DataFrame:
                     else:
                         dead.append(row)
 
-        found = list(groups(usable()))
-        yield pa.RecordBatch.from_pylist([*found, *dead], schema=arrow)
+        made = list(groups(usable()))
+        yield pa.RecordBatch.from_pylist([*made, *dead], schema=arrow)
 
-    return rows.mapInArrow(of_partition, schema)
+    found = rows.mapInArrow(of_partition, schema)
+    return found.withColumn("timestamp", F.timestamp_micros("timestamp"))
 
 
 def judged(records: DataFrame, params: Parameters) -> DataFrame:
