@@ -18,6 +18,9 @@ STREAMING = "tests/patterns/streaming/"
 MAIN_JOB = "tests/lakehouse/test_main_job.py::test_a_rerun_without_its_metastore_changes_no_table_and_loses_no_version"
 
 PROGRAMS = {
+    "python_jobs/data_value/bin_pack_orderer.py": (
+        f"{DATA_VALUE}test_bin_pack_orderer.py::test_an_empty_window_sends_no_request"
+    ),
     "python_jobs/data_value/fifo_orderer_kafka.py": (
         f"{DATA_VALUE}test_fifo_orderer.py::test_records_of_interest_are_sent_when_the_one_before_is_acknowledged"
     ),

@@ -6,6 +6,7 @@ tests/macros/test_identifiers.py.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import re
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.data_value import dynamic_joiner
+from python_jobs.data_value import bin_pack_orderer, dynamic_joiner
+from python_jobs.data_value.bulk_sinks import Output
 from python_jobs.error_management import (
     dynamic_late_data_integrator,
     filter_interceptor,
@@ -270,3 +272,25 @@ def test_stateful_merger_and_proxy_take_columns_of_any_name(
     for rows in (merged, proxy.read_exposed(spark, f"{tmp_path}/proxy")):
         assert rows.columns == AWKWARD
         assert_rows(rows, [(dt.date(2024, 3, 1), 1, 2, 3, 4, 5)])
+
+
+def test_bin_pack_orderer_takes_columns_of_any_name(spark: SparkSession) -> None:
+    given = [("A", "2024-03-01T10:00:30Z", 2), (None, "2024-03-01T10:00:00Z", 1)]
+    rows = spark.createDataFrame(given, ["x", "y", "z"]).toDF("Window", "key", "a.b `c`")
+    params = bin_pack_orderer.Parameters(
+        source="source",
+        key="window",
+        event_time="KEY",
+        ties=["a.b `c`"],
+        fields={"d.e `f`": "max(`a.b ``c```) over ()"},
+        outputs=[Output("partner", "kinesis", "stream")],
+        dead_letter="dead",
+        checkpoint="checkpoint",
+    )
+    judged = params.judged(rows)
+    usable, unusable_ = (judged.where(f"error_class is {sign} null") for sign in ("", "not"))
+    at = int(dt.datetime(2024, 3, 1, 10, 0, 30, tzinfo=dt.UTC).timestamp()) * 1_000_000
+    assert_rows(params.deliverable(usable), [("A", at, [2], '{"d.e `f`":2}')])
+    assert_rows(unusable_.select("__record.*", "error_class"), [(*given[1], "NULL_KEY")])
+    every = dataclasses.replace(params, ties=[], every="1 minute", fields={"Key": "count(`a.b ``c```)"})
+    assert_rows(every.deliverable(usable), [("A", at - 30_000_000, [], '{"Key":1}')])

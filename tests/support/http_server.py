@@ -10,7 +10,7 @@ from typing import Any
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """A handler whose ``get`` answers a GET; it logs nothing."""
+    """A handler whose ``get`` answers a GET and whose ``post`` answers a POST; it logs nothing."""
 
     def do_GET(self) -> None:
         """Answer a request."""
@@ -18,6 +18,14 @@ class QuietHandler(BaseHTTPRequestHandler):
 
     def get(self) -> None:
         """Answer a GET."""
+        raise NotImplementedError
+
+    def do_POST(self) -> None:
+        """Answer a request."""
+        self.post(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def post(self, body: bytes) -> None:
+        """Answer a POST."""
         raise NotImplementedError
 
     def answer(self, status: int, body: bytes) -> None:

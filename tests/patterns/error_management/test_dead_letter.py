@@ -170,6 +170,7 @@ def test_no_job_sorts_records_out_without_a_dead_letter_table() -> None:
     assert judging.pop("audit_files") == []
     assert judging == {
         "api_gateway_replay": [MISSING],
+        "bin_pack_orderer": [MISSING],
         "dead_letter": [MISSING],
         "dead_letter_queue": [MISSING],
         "dead_letter_replay": [MISSING],

@@ -127,7 +127,7 @@ def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
     assert declaring == {
         "wrapper.py", "filter_interceptor.py", "dead_letter.py", "windowed_deduplicator.py", "windowed_counter.py",
         "late_data_detector.py", "keyed_sessions.py", "change_data_feed.py", "dead_letters.py", "session_tables.py",
-        "static_joiner.py", "dynamic_joiner.py", "hybrid_source.py",
+        "static_joiner.py", "dynamic_joiner.py", "hybrid_source.py", "bin_pack_orderer.py",
     }  # fmt: skip
 
 
