@@ -83,7 +83,12 @@ class KinesisSink(Sink[Sent]):
         self._stream = stream
         # One try: the caller's tries send only what was refused.
         config = Config(retries={"total_max_attempts": 1}, connect_timeout=seconds, read_timeout=seconds)
-        self._client: Any = boto3.client("kinesis", config=config)
+        try:
+            self._client: Any = boto3.client("kinesis", config=config)
+        except (BotoCoreError, ValueError) as failure:  # no region, or an address that is none
+            raise WrongUse(
+                f"boto3 can't use Kinesis ({failure}); see AWS_DEFAULT_REGION and AWS_ENDPOINT_URL"
+            ) from None
 
     def size(self, record: Sent) -> int:
         """Return the number of bytes that count for the limit of a request."""

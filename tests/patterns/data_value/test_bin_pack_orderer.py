@@ -329,6 +329,11 @@ def test_kinesis_refusals_are_retried_if_they_may_pass(
     with pytest.raises(Undelivered, match=r"3 of 3 .*\(EndpointConnectionError\)"):
         deliverer.deliver(records(3))
     assert deliverer.requests == 3
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    with pytest.raises(
+        WrongUse, match=r"boto3 can't use Kinesis \(You must specify a region\.\); see AWS_DEF"
+    ):
+        KinesisSink(STREAM, 5)
 
 
 def test_an_http_api_that_says_not_enough_is_refused() -> None:
