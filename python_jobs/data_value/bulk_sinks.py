@@ -22,8 +22,8 @@ from botocore.exceptions import (
     HTTPClientError,
 )
 
-from python_jobs.data_value.ordered_delivery import Refusal, Sink
-from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.data_value.ordered_delivery import Refusal, Sink, Undelivered
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.retry import Failure, classify, classify_status
 
 KINESIS_RECORDS, KINESIS_BYTES = 500, 5_000_000
@@ -140,7 +140,7 @@ class HttpSink(Sink[Sent]):
         """Send one POST and return the refused records by their status.
 
         Raises:
-            JobFailed: the answer doesn't tell which records the API has.
+            Undelivered: the answer doesn't tell which records the API has.
         """
         response = self._session.post(
             self._url,
@@ -155,7 +155,7 @@ class HttpSink(Sink[Sent]):
         if not isinstance(items, list) or not all(
             isinstance(item, dict) and isinstance(item.get("status"), int) for item in items
         ):
-            raise JobFailed(
+            raise Undelivered(
                 f'the answer of {self._url} has no list "items" with a "status" for each record: nobody knows which '
                 "records are there"
             )
@@ -169,6 +169,6 @@ class HttpSink(Sink[Sent]):
 
 def _require_one_each(sent: int, answered: int, target: str) -> None:
     if answered != sent:
-        raise JobFailed(
+        raise Undelivered(
             f"{target} answered for {answered} of {sent} records: nobody knows which records are there"
         )

@@ -19,7 +19,7 @@ from python_jobs.data_value.bin_pack_orderer import OutputWriter, Parameters
 from python_jobs.data_value.bulk_sinks import HttpSink, KinesisSink, Output, Sent
 from python_jobs.data_value.ordered_delivery import Courier, Undelivered
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.core.retry import RetryPolicy
 from services.object_store import ObjectStore
 from services.processes import free_port
@@ -352,7 +352,7 @@ def test_an_http_api_that_says_not_enough_is_refused() -> None:
         ):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("requests.Response.json", lambda _, answer=answer: answer)
-                with pytest.raises(JobFailed, match=sentence):
+                with pytest.raises(Undelivered, match=sentence):
                     courier(sink).deliver(records(3))
 
 
