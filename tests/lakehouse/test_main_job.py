@@ -266,26 +266,42 @@ def test_the_days_with_late_lines_are_integrated_another_way(first_report, lakeh
     assert integrated_late(lakehouse) == []
 
 
-def test_sessions_of_users_are_written_when_they_end(first_report, lakehouse):
-    report = documented_step(lakehouse, "test_sessions_of_users_are_written_when_they_end")
+def sessions_of_users(lakehouse) -> list[tuple]:
+    """Return user, start, end, number of events and finality of each session, without the jobs' own rule."""
     events: dict[str, set] = {}
     parsed = lakehouse.table("silver_visits_parsed").where("user_id is not null and event_time is not null")
     for row in parsed.selectExpr("user_id", "unix_micros(event_time) as at", "page").collect():
         events.setdefault(row.user_id, set()).add((row["at"], row.page))
     gap, hour = 30 * 60 * 1_000_000, 3_600 * 1_000_000
     watermark = max(at for owned in events.values() for at, _ in owned) - hour
-    expected = []
+    sessions = []
     for user, owned in events.items():
         ordered, begin = sorted(at for at, _ in owned), 0
         for number in range(1, len(ordered) + 1):
             if number == len(ordered) or ordered[number] - ordered[number - 1] > gap:
-                if ordered[number - 1] + gap <= watermark:
-                    expected.append((user, ordered[begin], ordered[number - 1], number - begin))
+                last = ordered[number - 1]
+                sessions.append((user, ordered[begin], last, number - begin, last + gap <= watermark))
                 begin = number
-    sessions = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/live_sessions")
-    columns = ["user_id", "unix_micros(started_at)", "unix_micros(ended_at)", "events"]
-    assert_rows(sessions.selectExpr(*columns), expected)
-    assert report["sessions_written"] == len(expected) > 0
+    return sessions
+
+
+SESSION_COLUMNS = ["user_id", "unix_micros(started_at)", "unix_micros(ended_at)", "events", "is_final"]
+
+
+def test_sessions_of_users_are_written_when_they_end(first_report, lakehouse):
+    report = documented_step(lakehouse, "test_sessions_of_users_are_written_when_they_end")
+    closed = [session for session in sessions_of_users(lakehouse) if session[-1]]
+    written = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/sessions")
+    assert_rows(written.selectExpr(*SESSION_COLUMNS), closed)
+    assert report["sessions_written"] == len(closed) > 0
+
+
+def test_sessions_of_users_are_written_while_they_grow(first_report, lakehouse):
+    documented_step(lakehouse, "test_sessions_of_users_are_written_while_they_grow")
+    sessions = sessions_of_users(lakehouse)
+    written = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/live_sessions")
+    assert_rows(written.selectExpr(*SESSION_COLUMNS), sessions)
+    assert {session[-1] for session in sessions} == {True, False}
 
 
 def test_the_billed_version_of_a_gold_table_is_kept(first_report, lakehouse):
