@@ -266,23 +266,28 @@ def test_the_days_with_late_lines_are_integrated_another_way(first_report, lakeh
     assert integrated_late(lakehouse) == []
 
 
-def sessions_of_users(lakehouse) -> list[tuple]:
-    """Return user, start, end, number of events and finality of each session, without the jobs' own rule."""
-    events: dict[str, set] = {}
-    parsed = lakehouse.table("silver_visits_parsed").where("user_id is not null and event_time is not null")
-    for row in parsed.selectExpr("user_id", "unix_micros(event_time) as at", "page").collect():
-        events.setdefault(row.user_id, set()).add((row["at"], row.page))
-    gap, hour = 30 * 60 * 1_000_000, 3_600 * 1_000_000
-    watermark = max(at for owned in events.values() for at, _ in owned) - hour
+def sessions_of(events, gap: int) -> list[tuple]:
+    """Return user, start, end and number of events of each session, without the jobs' own rule."""
+    owned: dict[str, set] = {}
+    for user, at, page in events:
+        owned.setdefault(user, set()).add((at, page))
     sessions = []
-    for user, owned in events.items():
-        ordered, begin = sorted(at for at, _ in owned), 0
+    for user, of_user in owned.items():
+        ordered, begin = sorted(at for at, _ in of_user), 0
         for number in range(1, len(ordered) + 1):
             if number == len(ordered) or ordered[number] - ordered[number - 1] > gap:
-                last = ordered[number - 1]
-                sessions.append((user, ordered[begin], last, number - begin, last + gap <= watermark))
+                sessions.append((user, ordered[begin], ordered[number - 1], number - begin))
                 begin = number
     return sessions
+
+
+def sessions_of_users(lakehouse) -> list[tuple]:
+    """Return the sessions of all parsed visits, each with whether it is closed at the watermark."""
+    parsed = lakehouse.table("silver_visits_parsed").where("user_id is not null and event_time is not null")
+    events = parsed.selectExpr("user_id", "unix_micros(event_time) as at", "page").collect()
+    gap, hour = 30 * 60 * 1_000_000, 3_600 * 1_000_000
+    watermark = max(row["at"] for row in events) - hour
+    return [(*session, session[2] + gap <= watermark) for session in sessions_of(events, gap)]
 
 
 SESSION_COLUMNS = ["user_id", "unix_micros(started_at)", "unix_micros(ended_at)", "events", "is_final"]
@@ -302,6 +307,26 @@ def test_sessions_of_users_are_written_while_they_grow(first_report, lakehouse):
     written = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/live_sessions")
     assert_rows(written.selectExpr(*SESSION_COLUMNS), sessions)
     assert {session[-1] for session in sessions} == {True, False}
+
+
+def test_sessions_of_users_are_written_each_hour(first_report, lakehouse):
+    """Events of three hours: sessions that no visit of the fourth hour can join are completed by the third run."""
+    name = "test_sessions_of_users_are_written_each_hour"
+    text = snippet("docs/case_study.md", f"tests/lakehouse/test_main_job.py::{name}").replace("\\\n", " ")
+    words = shlex.split(text.replace("$LAKEHOUSE_ROOT", str(lakehouse.root)))
+    place = words.index("--run") + 1
+    first = dt.datetime.fromisoformat(words[place])
+    for hour in range(3):
+        words[place] = (first + dt.timedelta(hours=hour)).isoformat()
+        lakehouse.step(Step(name, tuple(words)))
+    begin = int(first.replace(tzinfo=dt.UTC).timestamp()) * 1_000_000
+    silver = lakehouse.table("silver_visits").selectExpr("user_id", "unix_micros(event_time) as at", "page")
+    end, gap = begin + 3 * 3_600 * 1_000_000, 30 * 60 * 1_000_000
+    sessions = sessions_of(silver.where(f"at >= {begin} and at < {end}").collect(), gap)
+    written = lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/hourly_sessions")
+    completed = [session for session in sessions if session[2] + gap < end]
+    assert_rows(written.selectExpr(*SESSION_COLUMNS[:-1]), completed)
+    assert 0 < len(completed) < len(sessions)
 
 
 def test_the_billed_version_of_a_gold_table_is_kept(first_report, lakehouse):
