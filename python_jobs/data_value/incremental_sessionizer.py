@@ -70,7 +70,9 @@ WRITES = "incremental_sessionizer"
 """``txnAppId`` under which the runs' commits to the pending table are counted."""
 
 _FILES = [
-    "data_value/incremental_sessionizer.sql",
+    "data_value/incremental_sessionizer/events.sql",
+    "data_value/incremental_sessionizer/runs.sql",
+    "data_value/incremental_sessionizer/sessions.sql",
     "idempotency/surrogate_key.sql",
     "shared/arguments.sql",
     "shared/literals.sql",
