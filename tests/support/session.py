@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from tests.support.class_archive import NO_CONFIGURATION, archive_options
+from tests.support.local_files import set_permissions_in_java
 
 CONFIGURATION = "SPARK_CONF_DIR_OFF_THE_CLASS_PATH"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -28,7 +29,7 @@ TEST_SETTINGS = {
     # holds so many cached snapshots of Delta tables that no page is left for a plan of many operators.
     "spark.buffer.pageSize": "2m",
     "spark.memory.storageFraction": "0.1",
-    # Hadoop starts a process for the permissions of each new file and folder; VFORK starts it without a helper process.
+    # Hadoop starts processes for the files of the local file system; VFORK starts them without a helper process.
     JAVA_OPTIONS: "-Duser.timezone=UTC -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK",
     # Generating and compiling Java for each query pays off after thousands of rows: without it a statement on tiny data
     # takes half the time. The processes of the cluster test and of `make demo` run with it, as a user's do.
@@ -37,9 +38,11 @@ TEST_SETTINGS = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.databricks.delta.stalenessLimit": "0",
     "spark.sql.streaming.stateStore.maintenanceInterval": "10min",
-    # Spark renames each file of a checkpoint by Hadoop's FileContext, which starts eight processes (`readlink`) for a
-    # local file and its checksum. This renames by Hadoop's FileSystem, which starts none: 10 ms a file instead of 53.
-    # Processes that tests start, and kill, keep the default.
+    # Delta renames each file of a log, and Spark each file of a checkpoint, by Hadoop's FileContext, which starts eight
+    # processes (`readlink`) for a local file and its checksum. These rename by Hadoop's FileSystem, which starts none:
+    # a checkpoint's file takes 10 ms instead of 53. Delta's excludes other writers of this process only; processes that
+    # tests start, and kill, keep the defaults.
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -95,6 +98,7 @@ def start_session(
     with environment(**process_environment()):
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    set_permissions_in_java(spark)
     return spark
 
 

@@ -4,6 +4,7 @@ import pytest
 from dbt_common.exceptions import DbtRuntimeError
 
 from tests.support.dbt_project import raw_tables
+from tests.support.local_files import CLASS
 from tests.support.rows import assert_rows
 from tests.support.session import restore_settings, settings_kept, settings_of
 
@@ -46,6 +47,15 @@ def test_changed_added_and_removed_settings_are_restored_and_named(spark):
         assert settings_of(spark).equals(before)
         assert restore_settings(spark, before) == set()
     assert spark.conf.get("harness.changed", None) is None
+
+
+def test_local_files_get_their_permissions_in_java(spark, tmp_path):
+    spark.range(1).coalesce(1).write.parquet(f"{tmp_path}/rows")
+    path = spark._jvm.org.apache.hadoop.fs.Path(f"file:{tmp_path}/rows")
+    system = path.getFileSystem(spark._jsc.hadoopConfiguration())
+    assert system.getClass().getName() == CLASS
+    (file,) = (tmp_path / "rows").glob("*.parquet")
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
 
 
 def test_a_failed_node_is_named(make_project):
