@@ -38,6 +38,14 @@ PROGRAMS = {
     "python_jobs/data_value/distributed_aggregator.py": (
         f"{DATA_VALUE}test_distributed_aggregator_job.py::test_the_command_of_the_page_writes_the_cube_of_its_day"
     ),
+    "python_jobs/data_value/metadata_decorator.py": (
+        f"{DATA_VALUE}test_metadata_decorator.py::"
+        "test_a_batch_that_runs_again_is_delivered_again_with_the_same_headers"
+    ),
+    "python_jobs/data_value/metadata_decorator_s3.py": (
+        f"{DATA_VALUE}test_metadata_decorator_s3.py::"
+        "test_other_tags_and_bytes_and_times_do_not_change_by_tagging_again"
+    ),
     "python_jobs/data_value/wrapper.py": f"{DATA_VALUE}test_wrapper.py::test_a_batch_that_runs_again_adds_nothing",
     "case_study/datasets/blog_platform.py": (
         f"{DATASETS}test_blog_platform.py::test_a_run_over_an_earlier_one_and_split_otherwise_gives_the_same_bytes"

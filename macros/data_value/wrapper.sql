@@ -242,13 +242,5 @@ having
 
 {% test no_wrapped_columns(model, names=['raw', 'decorated']) %}
     {#- Fails with one row for each struct of the envelope that a final table still exposes. -#}
-    {%- set exposed = [] -%}
-    {%- if execute -%}
-        {%- for name, type in lakehouse_patterns.column_types(model).items()
-            if name | lower in names and type.startswith('struct') -%}
-            {%- do exposed.append(lakehouse_patterns.text_literal(name)) -%}
-        {%- endfor -%}
-    {%- endif -%}
-select explode(array({{ exposed | join(', ') if exposed else "''" }})) as column_name
-{{ 'where false' if not exposed }}
+{{ lakehouse_patterns._exposed_columns_sql(model, names, type='struct') }}
 {% endtest %}

@@ -196,3 +196,17 @@
         {%- endfor %}
     where false
 {% endmacro %}
+
+
+{% macro _exposed_columns_sql(relation, names, type='') %}
+    {#- One row for each column of the relation that has one of the names, in any case, and a type that begins so. -#}
+    {%- set lowered, exposed = lakehouse_patterns.as_list(names) | map('lower') | list, [] -%}
+    {%- if execute -%}
+        {%- for name, stored in lakehouse_patterns.column_types(relation).items()
+            if name | lower in lowered and stored.startswith(type) -%}
+            {%- do exposed.append(lakehouse_patterns.text_literal(name)) -%}
+        {%- endfor -%}
+    {%- endif -%}
+select explode(array({{ exposed | join(', ') if exposed else "''" }})) as column_name
+{{ 'where false' if not exposed }}
+{%- endmacro %}

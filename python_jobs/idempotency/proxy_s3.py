@@ -37,7 +37,6 @@ from s3transfer.utils import ReadFileChunk
 from python_jobs.shared.core.clock import utc_now
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import (
-    DataRefused,
     JobFailed,
     NotReady,
     WrongUse,
@@ -53,6 +52,7 @@ from python_jobs.shared.files.manifests import (
     taken,
     version_of,
 )
+from python_jobs.shared.files.object_stores import answers, keys_below
 
 PART_BYTES = 64 << 20
 """Size of a part in bytes; a file of one part is sent in one request."""
@@ -119,7 +119,9 @@ def load(client: Any, params: Parameters, started_at: dt.datetime) -> Manifest:
         "ObjectLockMode": "COMPLIANCE",
         "ObjectLockRetainUntilDate": moved(started_at, duration("days", params.retain_days)),
     }
-    if _keys(client, params, params.folder(version)) or _keys(client, params, params.manifest(version)):
+    if keys_below(client, params.bucket, params.folder(version)) or keys_below(
+        client, params.bucket, params.manifest(version)
+    ):
         raise taken(version, params.dataset)
     try:
         listed = [
@@ -198,7 +200,9 @@ def expose(client: Any, params: Parameters) -> str:
         JobFailed: one of the version's objects is missing.
     """
     prefix = f"{params.dataset}/_manifests/"
-    versions = [key.removeprefix(prefix).removesuffix(".json") for key in _keys(client, params, prefix)]
+    versions = [
+        key.removeprefix(prefix).removesuffix(".json") for key in keys_below(client, params.bucket, prefix)
+    ]
     version = newest_or(params.version, versions, params.dataset)
     text = _read(client, params, params.manifest(version))
     _require_complete(client, params, Manifest.from_json(text, params.manifest(version)))
@@ -237,11 +241,6 @@ def _require_complete(client: Any, params: Parameters, manifest: Manifest) -> No
     manifest.require_complete(sizes, folder)
 
 
-def _keys(client: Any, params: Parameters, prefix: str) -> list[str]:
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=params.bucket, Prefix=prefix)
-    return [found["Key"] for page in pages for found in page.get("Contents", [])]
-
-
 def _read(client: Any, params: Parameters, key: str) -> str:
     return str(client.get_object(Bucket=params.bucket, Key=key)["Body"].read().decode())
 
@@ -255,18 +254,13 @@ def run(params: Parameters, connect: Callable[[], Any] = lambda: boto3.client("s
     """
     report: dict[str, Any] = {"bucket": params.bucket, "dataset": params.dataset}
     client = connect()
-    try:
+    with answers():
         if params.step != "expose":
             started_at = parse_time(params.started_at) if params.started_at else utc_now()
             manifest = load(client, params, started_at)
             report |= {"version": manifest.version, "files": len(manifest.files)}
         if params.step != "load":
             report |= {"exposed_version": expose(client, params)}
-    except ClientError as failure:
-        error = failure.response["Error"]
-        raise DataRefused(f"the store refuses it: {error['Code']}, {error['Message']}") from None
-    except BotoCoreError as failure:
-        raise JobFailed(f"the store can't be reached: {failure}; run again") from None
     return report
 
 

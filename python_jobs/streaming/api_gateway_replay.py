@@ -27,8 +27,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -45,8 +43,8 @@ from python_jobs.shared.delta.streams import (
     start_query,
 )
 from python_jobs.shared.delta.tables import table_id
-from python_jobs.shared.kafka.settings import java_client_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import describe_topics, publishing_failure
+from python_jobs.shared.kafka.settings import refuse_secrets
+from python_jobs.shared.kafka.topics import describe_topics, producer_settings, publish
 from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
 from python_jobs.shared.records.json_records import (
     ERROR_CLASS,
@@ -63,7 +61,6 @@ TOO_LARGE = "TOO_LARGE"
 RECORD_COLUMNS = ("file", "topic", "line")
 """Columns of a dead letter that say what it is."""
 _FIELDS = ("key", "value", REFERRAL, EVENT_ID)
-_PRODUCER = {"acks": "all", "enable.idempotence": "true", "max.block.ms": "60000"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +88,7 @@ class Parameters(DeadLetterStream):
 
     def kafka_settings(self) -> dict[str, str]:
         """Return the settings of the Java clients."""
-        return java_client_settings(self.bootstrap_servers, _PRODUCER | self.producer)
+        return producer_settings(self.bootstrap_servers, self.producer)
 
 
 def judged(lines: DataFrame, max_record_bytes: int) -> DataFrame:
@@ -169,25 +166,20 @@ class Replayer(BatchFunction):
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """Append the batch's dead letters, and deliver its records."""
         params = self._params
-        spark = rows.sparkSession
-        try:
-            with evaluated_once(judged(rows, params.max_record_bytes)) as lines:
-                is_dead = F.col(ERROR_CLASS).isNotNull()
-                by_topic = lines.groupBy(F.when(~is_dead, F.col("topic"))).count().collect()
-                counts: dict[str | None, int] = dict(by_topic)
-                dead = counts.pop(None, 0)
-                if dead:
-                    letters = params.dead_letters(lines, RECORD_COLUMNS, batch_id, params.processing_time())
-                    append(letters, params.dead_letter, batch_options(self._writer_id, batch_id))
-                topics = sorted(topic for topic in counts if topic is not None)
-                if topics:
-                    settings = params.kafka_settings()
-                    describe_topics(spark, topics, settings)
-                    writer = messages(lines.where(~is_dead), params.time_fields).write.format("kafka")
-                    writer.options(**{f"kafka.{name}": value for name, value in settings.items()}).save()
-        except (PySparkException, Py4JJavaError) as failure:
-            topic_names = "the topics of the fallback"
-            raise publishing_failure(failure, topic_names, params.bootstrap_servers) or failure from failure
+        with evaluated_once(judged(rows, params.max_record_bytes)) as lines:
+            is_dead = F.col(ERROR_CLASS).isNotNull()
+            by_topic = lines.groupBy(F.when(~is_dead, F.col("topic"))).count().collect()
+            counts: dict[str | None, int] = dict(by_topic)
+            dead = counts.pop(None, 0)
+            if dead:
+                letters = params.dead_letters(lines, RECORD_COLUMNS, batch_id, params.processing_time())
+                append(letters, params.dead_letter, batch_options(self._writer_id, batch_id))
+            topics = sorted(topic for topic in counts if topic is not None)
+            if topics:
+                settings = params.kafka_settings()
+                describe_topics(rows.sparkSession, topics, settings)
+                records = messages(lines.where(~is_dead), params.time_fields)
+                publish(records, settings, "the topics of the fallback")
         self.records.update({topic: counts[topic] for topic in topics})
         self.dead_letters += dead
 

@@ -18,6 +18,8 @@ NOT_TORTURED = {
     "python_jobs/data_value/bucketed_table.py": "each run writes a table of its own, in a metastore of its process",
     "python_jobs/data_value/local_aggregator.py": "reads a topic; its own test ends it between write and commit",
     "python_jobs/data_value/local_aggregator_kafka.py": "its replication is killed as the Passthrough Replicator's",
+    "python_jobs/data_value/metadata_decorator.py": "delivers at least once; its own test ends it behind the delivery",
+    "python_jobs/data_value/metadata_decorator_s3.py": "sets tags and changes no data",
     "python_jobs/error_management/pipeline_circuit_breaker.py": "the state of a circuit, no data",
     "python_jobs/ingestion/external_trigger_http.py": "the state of runs, no data",
     "python_jobs/streaming/api_gateway_http.py": "takes requests; its own test kills it, its benchmark its broker",

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import JobFailed, NotReady
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.checkpoints import contract_of
+from python_jobs.shared.kafka.settings import java_client_settings
 from python_jobs.shared.kafka.topic_ids import known_ids, require_same_topic, with_topic_ids
 from python_jobs.shared.spark.jvm import jvm
 
@@ -198,6 +200,31 @@ def source_failure(failure: Exception, source: str) -> JobFailed | None:
     text = str(failure)
     sentence = next((sentence for sign, sentence in SOURCE_FAILURES.items() if sign in text), None)
     return None if sentence is None else JobFailed(f"the source '{source}' {sentence}")
+
+
+def producer_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a Java client that publishes each record to all replicas, and once if it has to retry."""
+    safe = {"acks": "all", "enable.idempotence": "true", "max.block.ms": "60000"}
+    return java_client_settings(bootstrap_servers, safe | dict(settings))
+
+
+def publish(records: DataFrame, settings: Mapping[str, str], topics: str) -> None:
+    """Publish rows for Spark's Kafka sink: ``topic``, ``key``, ``value`` and ``headers``.
+
+    Args:
+        records: the rows; ``headers`` is ``array<struct<key:string,value:binary>>``.
+        settings: settings of Kafka's Java client.
+        topics: what the sentence of a failure calls the topics.
+
+    Raises:
+        JobFailed: the brokers refuse the records or don't answer.
+    """
+    writer = records.write.format("kafka")
+    try:
+        writer.options(**{f"kafka.{name}": value for name, value in settings.items()}).save()
+    except (PySparkException, Py4JJavaError) as failure:
+        servers = settings["bootstrap.servers"]
+        raise publishing_failure(failure, topics, servers) or failure from failure
 
 
 def publishing_failure(failure: Exception, topics: str, servers: str) -> JobFailed | None:

@@ -112,8 +112,9 @@ ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py"}
 READS_FILES = {"api_gateway_replay.py"}
 # They read a topic, one of them in its second phase, and name their tables themselves.
 READS_A_TOPIC = {"hybrid_source.py", "local_aggregator.py"}
-# What the Change Data Feed publishes again is known by key and version.
-APPEND_AGAIN = {"change_data_feed.py"}
+# What the Change Data Feed publishes again is known by key and version. The Metadata Decorator writes
+# no table.
+APPEND_AGAIN = {"change_data_feed.py", "metadata_decorator.py"}
 
 
 def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
@@ -128,6 +129,7 @@ def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
         "wrapper.py", "filter_interceptor.py", "dead_letter.py", "windowed_deduplicator.py", "windowed_counter.py",
         "late_data_detector.py", "keyed_sessions.py", "change_data_feed.py", "dead_letters.py", "session_tables.py",
         "static_joiner.py", "dynamic_joiner.py", "hybrid_source.py", "bin_pack_orderer.py",
+        "metadata_decorator.py",
     }  # fmt: skip
 
 
