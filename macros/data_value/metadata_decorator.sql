@@ -64,7 +64,7 @@
     {#- A schema of its own can be closed to users as a whole. -#}
     {{ return(api.Relation.create(
         database=database, schema=schema or target.schema ~ '_technical', identifier=table, type='table'
-    )) }}
+    ).quote(schema=true, identifier=true)) }}
 {% endmacro %}
 
 

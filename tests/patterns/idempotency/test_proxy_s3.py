@@ -144,7 +144,7 @@ def test_of_two_loads_of_one_version_the_second_overwrites_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(proxy_s3, "PART_BYTES", part_bytes)
             devices.load(started_at, {"a/part.json": "1" * (6 << 20)})
-            patch.setattr(proxy_s3, "_keys", lambda *_: [])
+            patch.setattr(proxy_s3, "keys_below", lambda *_: [])
             with pytest.raises(JobFailed, match=r"there is a version 20260101_1\d+00 of devices already"):
                 devices.load(started_at, {"a/part.json": "2" * (6 << 20)})
         assert list(devices.read().values()) == ["1" * (6 << 20)]
