@@ -440,6 +440,8 @@ EXCEPTIONS = {
     "final_sessions": NO_COLUMN,
     "current_sessions": NO_COLUMN,
     "test_no_technical_columns": "it returns the names as texts, as test_no_wrapped_columns does",
+    "publish_session_run": NO_COLUMN,
+    "logical_time": NO_COLUMN,
     "context_id": NO_COLUMN,
     "context_table": NO_COLUMN,
     "record_context": NO_COLUMN,
