@@ -228,7 +228,7 @@ def test_wrong_use_is_refused_in_one_sentence(hybrid: Hybrid) -> None:
         ({"history_columns.other": "1"}, "must name the same columns in the same order"),
         (
             {"history_columns.event_time": "offset"},
-            "'event_time' is bigint in the history and timestamp in the topic",
+            "'event_time' is bigint in the history and string in the topic",
         ),
         ({"live_columns.event_time": "absent"}, "an expression can't be resolved: .*absent"),
     ]:
