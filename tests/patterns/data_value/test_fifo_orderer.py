@@ -181,6 +181,23 @@ def test_a_record_refused_for_good_stops_what_is_behind(topics: Topics) -> None:
 
 
 @pytest.mark.kafka
+def test_a_producer_goes_on_behind_a_fatal_error(broker: Broker) -> None:
+    """Kafka's client raises such an error in its next call; the thread that asks for answers must survive it."""
+    topic = broker.create_topic(f"fifo_fatal_{next(_NUMBERS)}", 1, {"max.message.bytes": "1000"})
+    gapless = {"enable.idempotence": True, "enable.gapless.guarantee": True}
+    sender = Sender({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0, "log_level": 0} | gapless)
+    try:
+        (error,) = sender.deliver([Outgoing(topic, b"x" * 2000, b"k")], 30).values()
+        assert error is not None
+        assert error.fatal()
+        assert "too large" in error.str()
+        eventually(lambda: sender.deliver([Outgoing(topic, b"small", b"k")], 30) == {})
+    finally:
+        sender.close()
+    assert [message.value() for message in broker.records(topic)] == [b"small"]
+
+
+@pytest.mark.kafka
 def test_a_broker_that_does_not_answer_ends_the_run(topics: Topics) -> None:
     topics.put(event("e1"), event("e2"))
     topics.proxy.reset(losing(b"e", 99))
