@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -19,7 +20,7 @@ from python_jobs.data_value.bin_pack_orderer import OutputWriter, Parameters
 from python_jobs.data_value.bulk_sinks import HttpSink, KinesisSink, Output, Sent
 from python_jobs.data_value.ordered_delivery import Courier, Undelivered
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.retry import RetryPolicy
 from services.object_store import ObjectStore
 from services.processes import free_port
@@ -166,31 +167,25 @@ def test_events_without_key_or_time_are_dead_letters(visits: Table, first: dict[
 
 @pytest.fixture(scope="module")
 def refused(visits: Table, kinesis: BulkApi, first: dict[str, Any]) -> dict[str, Any]:
-    """Deliver nothing new; then events of which C's last one is refused at each try."""
+    """Deliver nothing new; then events of which C's second one is refused at each try; then all is well again."""
     kinesis.reset()
     idle = visits.run(outputs=TO_KINESIS)["outputs"]["partner"], list(kinesis.requests)
     kinesis.reset(refusing(99, "C 11:30"))
     visits.append(*((visit, clock, "p", "x") for visit, clock, _ in FIRST[:6]))
-    visits.append(*((key, "11:30", page, "x") for key, page in (("C", "z"), ("C", "a"), ("A", "a"))))
+    visits.append(*((key, "11:30", "late", "x") for key in "CCA"))
     with pytest.raises(Undelivered) as failure:
         visits.run(outputs=TO_KINESIS)
-    return {"idle": idle, "failure": str(failure.value), "calls": kinesis.calls()}
-
-
-@pytest.fixture(scope="module")
-def crashed(visits: Table, kinesis: BulkApi, refused: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run again, and end the run between a bin's delivery and the storing of its number; then run to the end."""
+    stopped = kinesis.calls()
+    before = len(kinesis.stored)
     kinesis.reset()
-
-    def crashing(*_: Any) -> None:
-        raise RuntimeError("killed between the delivery and the progress")
-
-    with pytest.MonkeyPatch.context() as crash:
-        crash.setattr(OutputWriter, "_store", crashing)
-        with pytest.raises(RuntimeError, match="killed"):
-            visits.run(outputs=TO_KINESIS)
     visits.run(outputs=TO_KINESIS)
-    return list(kinesis.stored)
+    return {
+        "idle": idle,
+        "failure": str(failure.value),
+        "stopped": stopped,
+        "before": before,
+        "again": kinesis.calls(),
+    }
 
 
 def test_an_empty_window_sends_no_request(refused: dict[str, Any]) -> None:
@@ -199,7 +194,7 @@ def test_an_empty_window_sends_no_request(refused: dict[str, Any]) -> None:
 
 def test_a_record_refused_at_each_try_ends_the_job_before_the_next_bin(refused: dict[str, Any]) -> None:
     # C has 10:00, 10:30, then twice 11:30; A has four events, too.
-    assert refused["calls"] == [
+    assert refused["stopped"] == [
         ["A 10:00", "B 10:05", "C 10:00"],
         ["A 10:10", "C 10:30"],
         ["A 10:20", "C 11:30"],
@@ -211,20 +206,35 @@ def test_a_record_refused_at_each_try_ends_the_job_before_the_next_bin(refused: 
     )
 
 
-def test_the_next_run_begins_with_the_first_bin_that_is_not_complete(
-    kinesis: BulkApi, crashed: list[dict[str, Any]]
+def test_the_next_run_begins_with_the_first_bin_that_is_not_complete(refused: dict[str, Any]) -> None:
+    assert refused["again"] == [["A 10:20", "C 11:30"], ["A 11:30", "C 11:30"]]
+
+
+def test_a_crash_behind_a_bin_sends_it_again_with_the_same_ids(
+    visits: Table, kinesis: BulkApi, refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again = ["A 10:20", "C 11:30"]
-    assert kinesis.calls() == [again, again, ["A 11:30", "C 11:30"]]
+    kinesis.reset()
+    visits.append(("A", "12:01", "2", "x"), ("A", "12:00", "1", "x"), ("B", "12:00", "1", "x"))
+    # Equal times: their numbers decide.
+    visits.append(("A", "12:01", "0", "x"))
+    store = OutputWriter._store
 
+    def crashing(self: OutputWriter, batch_id: int, bins: int, content: str) -> None:
+        if bins == 2:
+            raise RuntimeError("killed between the delivery and the progress")
+        store(self, batch_id, bins, content)
 
-def test_a_crash_behind_a_bin_sends_it_again_with_the_same_ids(crashed: list[dict[str, Any]]) -> None:
-    ids = [record["id"] for record in crashed]
-    assert ids[:2] == ids[2:4]
+    with monkeypatch.context() as crash:
+        crash.setattr(OutputWriter, "_store", crashing)
+        with pytest.raises(RuntimeError, match="killed"):
+            visits.run(outputs=TO_KINESIS)
+    visits.run(outputs=TO_KINESIS)
+    assert kinesis.calls() == [["A 12:00", "B 12:00"], ["A 12:01"], ["A 12:01"], ["A 12:01"]]
+    ids = [record["id"] for record in kinesis.stored]
+    pages = {record["id"]: record["data"]["page"] for record in kinesis.stored if record["key"] == "A"}
+    assert ids[2] == ids[3]
     assert len(set(ids)) == 4
-    # A partner that drops an id which it has gets each event once; of equal times the numbers decide.
-    once = {record["id"]: record["data"]["page"] for record in crashed if record["key"] == "C"}
-    assert list(once.values()) == ["z", "a"]
+    assert list(pages.values()) == ["1", "2", "0"]  # once for a partner that drops an id which it has
 
 
 def test_a_stored_progress_of_other_events_counts_for_nothing(
@@ -258,48 +268,54 @@ def test_each_output_has_its_own_bins_and_a_failed_one_holds_up_no_other(
         for output, api in zip(config["outputs"], (north, south), strict=True):
             output["target"] = api.url
         own = {name: str(tmp_path / Path(config[name]).name) for name in ("dead_letter", "checkpoint")}
-        assert config["trigger"] == "10 minutes"
-        small = {"source": str(tmp_path / "events"), "trigger": "1 second", "attempts": 2, "wait_seconds": 0}
-        (tmp_path / "job.yml").write_text(yaml.safe_dump(config | own | small))
+        trigger = config.pop("trigger")
+        assert trigger == "10 minutes"
+        (tmp_path / "job.yml").write_text(
+            yaml.safe_dump(
+                config | own | {"source": str(tmp_path / "events"), "attempts": 2, "wait_seconds": 0}
+            )
+        )
         given, _ = parse_parameters(Parameters, ["--config", str(tmp_path / "job.yml")])
         south.reset(status=503)
         table.append(
             ("v1", "10:03:10", "p", "north"), ("v2", "10:03:50", "p", "north"), ("v3", "10:04:00", "q", "north"),
             ("v1", "10:03:00", "p", "south"), ("v4", "10:09:00", "p", "west"), ("v5", "10:09:00", "p", None),
         )  # fmt: skip
-        seen: list[list[dict[str, Any]]] = []
-        is_over = threading.Event()
+        with pytest.raises(
+            Undelivered, match=r"^output south failed: bin 1 of 1 .*\(HTTPError\).*the other outputs"
+        ):
+            job.run(spark, given)
+        assert north.calls() == [["north 10:03"], ["north 10:04"]]
+        assert [record["data"] for record in north.stored] == [
+            {"visits": 2, "pages": 1},
+            {"visits": 1, "pages": 1},
+        ]
+        assert len(south.requests) == 2
+        assert (north.tokens, south.tokens) == ({None}, {"Bearer hunter2"})
+        dead = spark.read.format("delta").load(own["dead_letter"]).select("provider", "error_class")
+        assert_rows(dead, [("west", "UNKNOWN_OUTPUT"), (None, "NULL_KEY")])
 
-        # The north's next window is delivered while the south is away, and then the south's own.
+        # Without end: the north's next window is delivered while the south is away, and then the south's, too.
+        north.reset()
+
         def watch() -> None:
             try:
-                eventually(lambda: len(south.requests) >= 3)  # the query was started again
-                seen.append(list(north.stored))
+                eventually(lambda: len(south.requests) >= 4)
                 table.append(("v6", "10:03:30", "p", "north"), ("v7", "10:13:00", "p", "north"))
-                eventually(lambda: len(north.stored) == 4)
+                eventually(lambda: north.shown() == ["north 10:03", "north 10:13"])
                 south.reset()
                 eventually(lambda: south.shown() == ["south 10:03"])
             finally:
-                if (
-                    not is_over.is_set()
-                ):  # a job that failed doesn't take the signal, which would end the tests
-                    os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
 
         watching = threading.Thread(target=watch)
         watching.start()
-        try:
-            report = job.run(spark, given)
-        finally:
-            is_over.set()
+        given = dataclasses.replace(given, trigger="1 second")
+        report = job.run(spark, given)
         watching.join()
-    assert [record["data"] for record in seen[0]] == [{"visits": 2, "pages": 1}, {"visits": 1, "pages": 1}]
-    # A minute that comes again is a record of its own.
-    assert north.calls() == [["north 10:03"], ["north 10:04"], ["north 10:03"], ["north 10:13"]]
-    assert south.calls() == [["south 10:03"]]
-    assert [report["outputs"][name]["records"] for name in ("north", "south")] == [4, 1]
-    assert (north.tokens, south.tokens) == ({None}, {"Bearer hunter2"})
-    dead = spark.read.format("delta").load(own["dead_letter"]).select("provider", "error_class")
-    assert_rows(dead, [("west", "UNKNOWN_OUTPUT"), (None, "NULL_KEY")])
+        assert report["outputs"]["north"]["records"] == 2
+        assert report["outputs"]["south"]["records"] == 1
+        assert south.calls() == [["south 10:03"]]
 
 
 # --- the sinks -------------------------------------------------------------------------------------------------
@@ -336,11 +352,6 @@ def test_kinesis_refusals_are_retried_if_they_may_pass(
     with pytest.raises(Undelivered, match=r"3 of 3 .*\(EndpointConnectionError\)"):
         deliverer.deliver(records(3))
     assert deliverer.requests == 3
-    monkeypatch.delenv("AWS_DEFAULT_REGION")
-    with pytest.raises(
-        WrongUse, match=r"boto3 can't use Kinesis \(You must specify a region\.\); see AWS_DEF"
-    ):
-        KinesisSink(STREAM, 5)
 
 
 def test_an_http_api_that_says_not_enough_is_refused() -> None:
@@ -359,7 +370,7 @@ def test_an_http_api_that_says_not_enough_is_refused() -> None:
         ):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("requests.Response.json", lambda _, answer=answer: answer)
-                with pytest.raises(Undelivered, match=sentence):
+                with pytest.raises(JobFailed, match=sentence):
                     courier(sink).deliver(records(3))
 
 
