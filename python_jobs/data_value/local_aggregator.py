@@ -65,7 +65,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import delta_table, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, source_failure
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, read_topics, source_failure
 from python_jobs.shared.records.dead_letters import dead_letters, first_error
 from python_jobs.shared.records.event_times import absence
 from python_jobs.shared.records.json_records import ERROR_CLASS
@@ -309,17 +309,10 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Grou
     writer = GroupWriter(
         spark, params, topics, claim(spark, params.checkpoint, contract, [params.dead_letter])
     )
-    # Without minPartitions and the like, which would split a partition over several tasks.
-    reader = (
-        spark.readStream.format("kafka")
-        .options(**{f"kafka.{name}": value for name, value in settings.items()})
-        .option("subscribe", params.topic)
-        .option("startingOffsets", "earliest")
-        .option("includeHeaders", True)
-    )
-    if params.max_records_per_trigger is not None:
-        reader = reader.option("maxOffsetsPerTrigger", params.max_records_per_trigger)
-    stream = aggregated(bronze_rows(reader.load(), 0, {}), params)
+    earliest = {(params.topic, partition): -2 for partition in range(observed)}
+    # A whole partition is one task: read_topics sets no minPartitions and the like, which would split it.
+    records = read_topics(spark, [params.topic], settings, earliest, params.max_records_per_trigger)
+    stream = aggregated(bronze_rows(records, 0, {}), params)
     return start_query(stream, writer, params.checkpoint, params.trigger), writer
 
 
