@@ -4,6 +4,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 ACTIVATE := source .venv/bin/activate
+DATABRICKS := .venv-databricks/bin/dbt
 
 # A misspelt name would be ignored and the target run as if nothing had been said.
 VARIABLES := INPUT VISITS SOURCE SEPARATE SAMPLE PYTHON
@@ -32,12 +33,16 @@ services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupt
 test: setup ## run the tests, without those that kill processes, start clusters or replay the case study
 	@$(ACTIVATE) && pytest --tier test
 
-test-all: setup ## run every test, and the mutants
+test-all: setup $(DATABRICKS) ## run every test, dbt-databricks' included, and the mutants
 	@$(ACTIVATE) && pytest && python -m tools.mutants
 
-databricks: setup ## install dbt-databricks next to .venv and compare what it sends with the package and without it
-	@$(PYTHON) -m venv .venv-databricks && .venv-databricks/bin/python -m pip install --quiet --requirement requirements-databricks.txt
+databricks: setup $(DATABRICKS) ## compare what dbt-databricks sends with the package and without it
 	@$(ACTIVATE) && pytest -o addopts= tests/macros/test_other_adapters.py
+
+# An environment of its own: dbt-databricks and dbt-spark pin different drivers.
+$(DATABRICKS): requirements-databricks.txt
+	@$(PYTHON) -m venv .venv-databricks && .venv-databricks/bin/python -m pip install --quiet --requirement requirements-databricks.txt
+	@touch $@
 
 lint: setup ## ruff, mypy, sqlfluff, yamllint and the project's own checks
 	@$(ACTIVATE) && python -m tools.lint
