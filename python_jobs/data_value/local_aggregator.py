@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
@@ -45,7 +46,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
-from python_jobs.data_value.partition_groups import AT, KEY, OFFSET, PARTITION, RECORDS, VALUE, groups
+from python_jobs.data_value.partition_groups import (
+    AT,
+    KEY,
+    OFFSET,
+    PARTITION,
+    RECORDS,
+    VALUE,
+    groups,
+    with_columns,
+)
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
 from python_jobs.shared.core.json_text import json_text
@@ -138,21 +148,13 @@ def aggregated(records: DataFrame, params: Parameters) -> DataFrame:
     # Times are microseconds on their way through Python, which would read timestamps in a time zone.
     rows = judged(records, params).withColumn("timestamp", F.unix_micros("timestamp"))
     schema = rows.withColumn(RECORDS, F.lit(None).cast(_RECORDS_TYPE)).schema
-    arrow = to_arrow_schema(schema)
+    judged_columns, columns = to_arrow_schema(rows.schema), to_arrow_schema(schema)
 
     def of_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        dead: list[dict[str, Any]] = []
-
-        def usable() -> Iterator[dict[str, Any]]:
-            for batch in batches:
-                for row in batch.to_pylist():
-                    if row[ERROR_CLASS] is None:
-                        yield row
-                    else:
-                        dead.append(row)
-
-        made = list(groups(usable()))
-        yield pa.RecordBatch.from_pylist([*made, *dead], schema=arrow)
+        found = pa.Table.from_batches(batches, judged_columns)
+        is_usable = pc.is_null(found[ERROR_CLASS])
+        for part in (groups(found.filter(is_usable)), found.filter(pc.invert(is_usable))):
+            yield from with_columns(part, columns).to_batches()
 
     found = rows.mapInArrow(of_partition, schema)
     return found.withColumn("timestamp", F.timestamp_micros("timestamp"))
