@@ -60,7 +60,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
             ),
         ],
         repetitions=3,
-        note="The loader writes the rows twice, beside and into the public table, and checks them in between.",
+        note="The loader writes the rows twice, to a staging table and to the public one, and checks them in between.",
     )
 
     with running_postgres(bench.folder / "postgres") as postgres:
@@ -96,7 +96,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
                     truncate_and_copy,
                     lambda: table("plain"),
                 ),
-                Variant("COPY beside and view swap", load_versioned, lambda: table("devices")),
+                Variant("COPY into a new table and view swap", load_versioned, lambda: table("devices")),
             ],
             repetitions=3,
             note="Both check the primary key; the first makes readers wait for all of the COPY.",

@@ -1,4 +1,4 @@
-"""Transactional Writer against plain appends: what the run's number and the looks at each table's log cost."""
+"""Transactional Writer against plain appends: what the run's number and reading each table's log cost."""
 
 from __future__ import annotations
 

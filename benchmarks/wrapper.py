@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pyspark.sql import DataFrame
 
 from benchmarks.harness import Aim, Comparison, Variant, Workbench
+from python_jobs.shared.spark.jvm import executed_plan
 from tests.support.render import MacroRenderer
 
 ROWS = 4_000_000
@@ -72,7 +73,7 @@ def comparisons(bench: Workbench) -> Iterator[Comparison]:
         return table(name).selectExpr(f"{columns[name]} as key").groupBy("key").count()
 
     def read_schema(name: str) -> str:
-        plan = values(name)._jdf.queryExecution().executedPlan().toString()
+        plan = executed_plan(values(name)).toString()
         return plan.split("ReadSchema: ")[1].split("\n")[0]
 
     yield Comparison(

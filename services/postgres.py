@@ -200,25 +200,25 @@ def _server(folder: Path, port: int) -> Postgres:
 
 def _make_data_folder(data: Path, password: str) -> None:
     user = _system_user()
-    aside, password_file = data.with_name("data.new"), data.with_name("initdb.password")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(mode=0o700)
+    staging, password_file = data.with_name("data.new"), data.with_name("initdb.password")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o700)
     write_private(password_file, password)
     if user is not None:
-        for path in (aside, password_file):
+        for path in (staging, password_file):
             shutil.chown(path, user, user)
-    command = [str(_binaries() / "initdb"), "--pgdata", str(aside), "--username=postgres", "--encoding=UTF8",
+    command = [str(_binaries() / "initdb"), "--pgdata", str(staging), "--username=postgres", "--encoding=UTF8",
                "--locale=C", "--auth=scram-sha-256", f"--pwfile={password_file}", "--no-sync"]  # fmt: skip
     try:
-        done = subprocess.run(command, user=user, group=user, extra_groups=[] if user else None, cwd=aside,
+        done = subprocess.run(command, user=user, group=user, extra_groups=[] if user else None, cwd=staging,
                               capture_output=True, text=True, check=False)  # fmt: skip
     finally:
         password_file.unlink()
     if done.returncode != 0:
         raise ServiceFailed(f"PostgreSQL's data folder was not made: {done.stderr.strip()[-300:]}")
-    with (aside / "postgresql.conf").open("a", encoding="utf-8") as file:
+    with (staging / "postgresql.conf").open("a", encoding="utf-8") as file:
         file.writelines(f"{name} = '{value}'\n" for name, value in _SETTINGS.items())
-    aside.rename(data)
+    staging.rename(data)
 
 
 def _binaries() -> Path:
@@ -233,20 +233,20 @@ def _binaries() -> Path:
     changed = (programs / "postgres").stat().st_mtime_ns
     copy = _homes() / f"programs-{_digest(f'{installed} {changed}')}"
     if not copy.exists():
-        aside = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}")
-        shutil.copytree(installed, aside / "pgserver" / "pginstall", symlinks=True)
+        staging = copy.with_name(f"{copy.name}.{secrets.token_hex(4)}")
+        shutil.copytree(installed, staging / "pgserver" / "pginstall", symlinks=True)
         libraries = installed.parent.with_name("pgserver.libs")  # the programs look there
         if libraries.exists():
-            shutil.copytree(libraries, aside / libraries.name, symlinks=True)
-        for path in (aside, *aside.rglob("*")):
+            shutil.copytree(libraries, staging / libraries.name, symlinks=True)
+        for path in (staging, *staging.rglob("*")):
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
-        for path in (aside / "pgserver" / "pginstall" / "bin").iterdir():
+        for path in (staging / "pgserver" / "pginstall" / "bin").iterdir():
             path.chmod(0o755)
         try:
-            aside.rename(copy)
+            staging.rename(copy)
         except OSError:  # another process was faster
-            shutil.rmtree(aside)
+            shutil.rmtree(staging)
     return copy / "pgserver" / "pginstall" / "bin"
 
 

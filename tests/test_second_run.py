@@ -63,7 +63,7 @@ PROGRAMS = {
         f"{ERRORS}test_dead_letter_queue.py::test_letters_are_given_up_with_a_reason_and_once"
     ),
     "python_jobs/error_management/dead_letter_replay.py": (
-        f"{ERRORS}test_dead_letter.py::TestReplay::test_mended_records_join_the_main_table_once"
+        f"{ERRORS}test_dead_letter.py::TestReplay::test_fixed_records_join_the_main_table_once"
     ),
     "python_jobs/error_management/dynamic_late_data_integrator.py": (
         f"{ERRORS}test_dynamic_late_data_integrator.py::test_very_late_data_is_found_and_the_next_run_has_nothing_to_do"
@@ -123,7 +123,7 @@ PROGRAMS = {
         f"{IDEMPOTENCY}test_proxy.py::test_readers_find_the_newest_load_and_older_ones_stay"
     ),
     "python_jobs/idempotency/stateful_merger.py": (
-        f"{IDEMPOTENCY}test_stateful_merger.py::test_a_run_that_died_before_recording_is_merged_anew_into_the_same_table"
+        f"{IDEMPOTENCY}test_stateful_merger.py::test_a_run_that_died_before_recording_is_merged_again_into_the_same_table"
     ),
     "python_jobs/idempotency/time_travel.py": (
         f"{IDEMPOTENCY}test_time_travel.py::test_a_name_means_one_version_for_good"

@@ -26,7 +26,7 @@ from tools.git_files import git_files
 from tools.jinja_files import blocks, without_comments
 
 SQL_FOLDERS = ("macros", "models", "snapshots")
-JOB_FOLDERS = ("python_jobs", "case_study")
+JOB_FOLDERS = ("python_jobs", "case_study", "benchmarks")
 JVM_MODULE = "python_jobs/shared/spark/jvm.py"
 SQL_TEXT_MODULE = "python_jobs/shared/spark/sql_text.py"
 PRIVATE_ATTRIBUTE = r"_(?:j[a-z]{1,3}|jvm|jsparkSession|jbuilder|jreader|jwrite|jwriter|gateway)"

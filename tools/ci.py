@@ -5,8 +5,8 @@
 The tests that the change affects run first. A fourteenth of all units (a module's tests of one tier) follows: the units
 that have waited longest. Then come the other tests of `make test`, the longest first, and the other tests of
 `make test-all`, the oldest first. After 45 minutes no test starts, and the output lists the units that were not run
-with the day of their last run. So each test of `make test-all` runs at least once in fourteen runs. The day of each
-unit's last run is in `tests/durations.json` and the user's cache folder.
+with the day of their last run. So each test of `make test-all` runs at least once in fourteen runs, if the affected
+tests leave the time. The day of each unit's last run is in `tests/durations.json` and the user's cache folder.
 """
 
 import datetime as dt

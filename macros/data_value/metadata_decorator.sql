@@ -113,7 +113,7 @@ from {{ relation }}
         {%- do lakehouse_patterns.require(
             key in lakehouse_patterns._metadata_keys(),
             "metadata has no key '" ~ key ~ "'; allowed: " ~ (lakehouse_patterns._metadata_keys() | join(', '))
-            ~ '. A business attribute belongs into the row or beside it (wrapper)'
+            ~ '. A business attribute belongs in the row or in an envelope around it (wrapper)'
         ) -%}
         {%- do lakehouse_patterns.require(
             value is string and value, 'metadata.' ~ key ~ " must be a text that isn't empty, got " ~ value

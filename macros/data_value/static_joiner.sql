@@ -176,7 +176,7 @@ from (
 
 
 {% macro _static_joiner_checked_sql(join) %}
-    {#- The versions, of which no two hold for one key at one time; else the query ends. -#}
+    {#- The versions; the query ends if two hold for one key at one time. -#}
     select * from (
         {{ lakehouse_patterns._static_joiner_judged_sql(join) }}
     )

@@ -1,5 +1,5 @@
 {#-
-    A name under `meta.lakehouse_patterns` that is misspelt or stands in the wrong place would be ignored without a word,
+    A name under `meta.lakehouse_patterns` that is misspelt or stands in the wrong place would be ignored silently,
     or found after other models have run: the package's on-run-start hook looks at every node before anything runs.
 -#}
 

@@ -9,7 +9,7 @@
     }}}
 ) }}
 
--- A day that any load touched is computed anew from silver, whole: distinct counts can't be added up.
+-- A day that any load touched is recomputed from silver, whole: distinct counts can't be added up.
 with touched_days as (
     {{ lakehouse_patterns.incremental_groups(
         ref('silver_visits_touched_hours'), by='event_date', column='last_ingested_at'

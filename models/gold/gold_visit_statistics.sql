@@ -15,7 +15,7 @@
     }}}
 ) }}
 
--- A day that any load touched is computed anew, audited, and published whole. The audits compare users per hour, not
+-- A day that any load touched is recomputed, audited, and published whole. The audits compare users per hour, not
 -- per day: a day that is still filling up is no drop.
 with touched_days as (
     {{ lakehouse_patterns.incremental_groups(

@@ -8,7 +8,7 @@
     }}}
 ) }}
 
--- How many folders after its own hour each valid line landed; all buckets of a touched date are written anew, zeros
+-- How many folders after its own hour each valid line landed; all buckets of a touched date are rewritten, zeros
 -- included.
 with touched_dates as (
     {{ lakehouse_patterns.incremental_groups(

@@ -11,7 +11,7 @@
     }}}
 ) }}
 
--- Every key that a load touched is decided anew among all its current lines: the highest (load_id, payload_hash)
+-- Every key that a load touched is decided again among all its current lines: the highest (load_id, payload_hash)
 -- wins (the merge's `sequence`), and a key that has no current line any more is deleted. So the outcome is the same
 -- in whatever order hours are loaded, loaded again or corrected. `last_ingested_at` leads the sequence because a
 -- later decision always beats an earlier one; within one decision it is equal.

@@ -6,7 +6,7 @@
 ) }}
 
 -- Appended with each load and never rewritten: a line stays here with its reason although a later load of its file
--- mended it. What counts today is in observability_visits_accounting.
+-- corrected it. What counts today is in observability_visits_accounting.
 select
     payload,
     rejected_as as status,

@@ -1,6 +1,6 @@
 {{ config(materialized='incremental', incremental_strategy='append') }}
 
--- A few rows for all the lines of a load: what is counted by hour or by day finds here what to count anew.
+-- A few rows for all the lines of a load: what is counted by hour or by day finds here what to count again.
 select distinct
     event_date,
     date_trunc('hour', event_time) as event_hour,

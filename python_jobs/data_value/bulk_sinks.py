@@ -1,6 +1,6 @@
 """Bulk APIs that may take only a part of a request's records: Amazon Kinesis, and an HTTP API.
 
-Both say of each record whether they have it. A client that ignores this loses the refused records without a word.
+Both say of each record whether they have it. A client that ignores this loses the refused records silently.
 """
 
 from __future__ import annotations

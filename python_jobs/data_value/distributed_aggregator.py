@@ -86,7 +86,7 @@ class Parameters:
     table: str
     """What to read of PostgreSQL: a table, a view or (query) as name."""
     table_key: list[str] | None = None
-    """Columns of the table of which no two rows may have the same values; by default the table isn't checked."""
+    """Columns whose values identify a row of the table; a repeated value is refused. By default nothing is checked."""
     query: str
     """SQL of the rows to aggregate, as text or .sql file; {files} and {table} are the two sources."""
     day: str

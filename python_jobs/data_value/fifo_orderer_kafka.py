@@ -208,7 +208,7 @@ class Forwarder:
         """Forward until ``stopped`` is set, or until the end; return the numbers of records.
 
         Raises:
-            JobFailed: a record was not acknowledged, or another process took over.
+            JobFailed: a record was not acknowledged, or another process claimed a partition.
             DataRefused: a value is no JSON, or the next records are gone.
         """
         try:
@@ -359,7 +359,7 @@ class Forwarder:
 
     def _lost(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         raise JobFailed(
-            f"another process took over partitions of {self.parameters.source_topic}, because this one didn't answer "
+            f"another process claimed partitions of {self.parameters.source_topic}, because this one didn't answer "
             "in time: run again"
         )
 

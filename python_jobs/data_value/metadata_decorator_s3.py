@@ -5,7 +5,7 @@
 
 The AWS environment holds the access (AWS_ENDPOINT_URL, AWS_SHARED_CREDENTIALS_FILE …); no command line contains it.
 
-A load is the objects below one prefix; keys of which a part begins with ``_`` or ``.`` (``_SUCCESS``, ``_delta_log``)
+A load is the objects below one prefix; keys with a part that begins with ``_`` or ``.`` (``_SUCCESS``, ``_delta_log``)
 are no data. Each data file gets the tags ``job_version``, ``batch_version`` and those of ``--metadata.KEY``. Tags with
 other keys stay. Tags are no part of an object: its bytes, its ETag and its time of change stay the same.
 

@@ -129,7 +129,7 @@ class Join:
             return facts.sparkSession.sql(sql)
 
     def require_one_row_a_key(self, reference: DataFrame) -> None:
-        """Refuse a reference of which several rows match one fact.
+        """Refuse a reference in which several rows match one fact.
 
         Raises:
             DataRefused: a key has several rows or, with as_of, versions that overlap.

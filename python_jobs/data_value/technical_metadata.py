@@ -34,8 +34,8 @@ def require_metadata(job_version: str, metadata: Mapping[str, str]) -> None:
     for key, value in metadata.items():
         if key not in METADATA_KEYS:
             raise WrongUse(
-                f"metadata has no key '{key}'; allowed: {', '.join(METADATA_KEYS)}. A business attribute belongs into "
-                "the record or beside it (Wrapper)"
+                f"metadata has no key '{key}'; allowed: {', '.join(METADATA_KEYS)}. A business attribute belongs in "
+                "the record or in an envelope around it (Wrapper)"
             )
         if not value:
             raise WrongUse(f"metadata.{key} must be a text that isn't empty, got {value!r}")

@@ -242,9 +242,9 @@ class CircuitFile:
             before = self.read()
             after, result = function(before)
             if after != before or not self.path.exists():
-                aside = self.path.with_name(f".{self.name}.{uuid.uuid4()}")
-                aside.write_text(json_text(self._as_dict(after)) + "\n", encoding="utf-8")
-                aside.replace(self.path)
+                staging = self.path.with_name(f".{self.name}.{uuid.uuid4()}")
+                staging.write_text(json_text(self._as_dict(after)) + "\n", encoding="utf-8")
+                staging.replace(self.path)
         if after.openings > before.openings:
             _LOG.error("alert: the circuit '%s' has opened: %s", self.name, after.reason)
         return result

@@ -307,7 +307,7 @@ class TableSink:
             rows = self._rows([record for record in records if record.partition() == partition])
             if self.positions([partition]).get(partition) != before.get(partition):
                 raise JobFailed(
-                    f"another process took {self._params.topic}/{partition} of group {self._params.group} over"
+                    f"another process claimed {self._params.topic}/{partition} of group {self._params.group}"
                 )
             transaction = (self._app_id(partition), position)
             written = write_once(self._spark, rows, self._params.target, transaction=transaction)

@@ -91,7 +91,7 @@ class Parameters(TriggerParameters, ProcessingTimeParameters, PostgresParameters
     checkpoint: str
     """Folder of the stream's progress: one for each target, kept as long as the target."""
     starting_offsets: Literal["earliest", "latest"] = "earliest"
-    """Start position in a partition of which the target has no record."""
+    """Start position in a partition without a record in the target."""
     fail_on_data_loss: bool = True
     """Whether the job ends if records expired before they were read; false continues without them."""
     max_records_per_trigger: int | None = None

@@ -343,12 +343,12 @@ def _replace_folder(spark: SparkSession, target: str, write: Callable[[str], Non
     folder = HadoopFolder(spark, target)
     if folder.exists("_delta_log"):
         raise WrongUse(f"target {target} is a Delta table, not a folder of files")
-    aside = HadoopFolder(spark, f"{folder.root.getParent()}/.{folder.root.getName()}.replica")
-    aside.delete()
-    write(str(aside.root))
+    staging = HadoopFolder(spark, f"{folder.root.getParent()}/.{folder.root.getName()}.replica")
+    staging.delete()
+    write(str(staging.root))
     folder.delete()
-    if not folder.file_system.rename(aside.root, folder.root):
-        raise JobFailed(f"{aside.root} could not be renamed to {target}")
+    if not folder.file_system.rename(staging.root, folder.root):
+        raise JobFailed(f"{staging.root} could not be renamed to {target}")
 
 
 @contextmanager

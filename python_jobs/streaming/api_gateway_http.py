@@ -135,7 +135,7 @@ _DURABLE: dict[str, Any] = {"enable.idempotence": True, "acks": "all"}
 
 
 class Refused(Exception):
-    """A request of which no record was accepted, with its HTTP status and the answer."""
+    """A request without an accepted record, with its HTTP status and the answer."""
 
     def __init__(self, status: int, error: str, **details: Any) -> None:
         super().__init__(error)

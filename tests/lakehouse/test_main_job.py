@@ -64,8 +64,8 @@ def first_report(lakehouse: Lakehouse) -> dict:
     against it also shows that neither their order nor what they took back decides anything.
     """
     oldest = lakehouse.landing / "visits" / "date=2024-03-01"
-    aside = lakehouse.landing.parent / oldest.name
-    shutil.move(oldest, aside)
+    held_back = lakehouse.landing.parent / oldest.name
+    shutil.move(oldest, held_back)
     taken_back = lakehouse.landing / "visits" / "date=2024-03-03" / "hour=23" / "taken_back.json"
     taken_back.parent.mkdir(parents=True, exist_ok=True)
     taken_back.write_text(
@@ -80,7 +80,7 @@ def first_report(lakehouse: Lakehouse) -> dict:
     assert_rows(views, [(dt.date(2024, 2, 10), 1), (dt.date(2024, 3, 2), 1)])
     assert lakehouse.table("gold_visit_statistics").where(f"event_date = '{EMPTIED_DAY}'").count() == 1
 
-    shutil.move(aside, oldest)
+    shutil.move(held_back, oldest)
     taken_back.write_text("", encoding="utf-8")
     return lakehouse.run()
 

@@ -184,7 +184,7 @@ def standin_files(root: Path) -> list[tuple[Path, str]]:
 
 
 def require_the_same(ours: dict[str, Any], alone: dict[str, Any]) -> None:
-    """Require the same statements of the same nodes, up to the names and times that dbt takes anew for each run."""
+    """Require the same statements of the same nodes, up to the names and times that dbt takes again for each run."""
 
     def settled(found: dict[str, Any]) -> Any:
         text = re.sub(r"\w*(__dbt_tmp|dbt_tmp_)\w*|202\d-\d\d-\d\d[ T][\d:.+]+", "@", json.dumps(found))

@@ -20,7 +20,7 @@ USERS = "id int, name string, sequence int, changed_at timestamp, is_deleted boo
 PAYLOAD = "visit_id string, at string"
 DERIVED_FROM_PAYLOAD = {
     "broken": {"at": "try_to_timestamp(at)"},
-    "mended": {"at": "coalesce(try_to_timestamp(at), try_to_timestamp(at, 'dd/MM/yyyy'))"},
+    "fixed": {"at": "coalesce(try_to_timestamp(at), try_to_timestamp(at, 'dd/MM/yyyy'))"},
 }
 DEVICES = 5_000
 Rows = Sequence[tuple[Any, ...]]

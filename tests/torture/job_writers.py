@@ -197,29 +197,33 @@ def replica(spark: SparkSession, folder: Path, _: dt.date) -> None:
     transformation_replicator.run(spark, parameters)
 
 
-def letter_replayed(spark: SparkSession, folder: Path, day: dt.date) -> None:
-    """Dead-Letter's replay, the letter of a day, by an expression that is mended."""
+def dead_letter_replayed(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Dead-Letter's replay of one day's dead letter by an expression that is fixed."""
     parameters = dead_letter_replay.Parameters(
         **below(folder, target="parsed", dead_letter="dead"),
         schema=PAYLOAD,
-        derive=DERIVED_FROM_PAYLOAD["mended"],
+        derive=DERIVED_FROM_PAYLOAD["fixed"],
         require=["at"],
-        where=_letter_of(day),
+        where=_dead_letter_of(day),
         publish_partitions=True,
         now=NOW,
     )
     dead_letter_replay.run(spark, parameters)
 
 
-def letter_given_up(spark: SparkSession, folder: Path, day: dt.date) -> None:
-    """Dead-Letter's queue, the letter of a day."""
+def dead_letter_discarded(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Dead-Letter's queue: one day's dead letter is discarded."""
     parameters = dead_letter_queue.Parameters(
-        dead_letter=str(folder / "dead"), action="discard", where=_letter_of(day), reason="too old", now=NOW
+        dead_letter=str(folder / "dead"),
+        action="discard",
+        where=_dead_letter_of(day),
+        reason="too old",
+        now=NOW,
     )
     dead_letter_queue.run(spark, parameters)
 
 
-def _letter_of(day: dt.date) -> str:
+def _dead_letter_of(day: dt.date) -> str:
     return f"payload like '%{day:%d/%m/%Y}%'"
 
 
@@ -455,9 +459,9 @@ def job_writers() -> Iterator[Writer]:
     versions = tuple(f"devices_{day:%Y%m%d}" for day in DAYS)
     yield by_day("full_loader", lists_of_devices, list_of_a_day, ("devices", *versions))
     yield stream("dead_letter", payloads, lines_to_rows, ("parsed", "dead"))
-    yield by_day("dead_letter_replay", dead_letters, letter_replayed, ("parsed", "dead"), adds_once=True)
+    yield by_day("dead_letter_replay", dead_letters, dead_letter_replayed, ("parsed", "dead"), adds_once=True)
     yield by_day(
-        "dead_letter_queue", dead_letters, letter_given_up, ("dead",), adds_once=True, on_cluster=False
+        "dead_letter_queue", dead_letters, dead_letter_discarded, ("dead",), adds_once=True, on_cluster=False
     )
     yield stream("windowed_deduplicator", visits_by_day, unique_visits, ("unique",))
     yield stream("late_data_detector", visits_by_day, late_visits, ("on_time", "late", "watermarks"))

@@ -1,8 +1,8 @@
 """What the torture kills and runs again: a writer, its input of a week, and how its days are done.
 
 A writer's ``run`` does all its days in one process, from the first to the last, and is what a person would start again
-after a crash: a stream goes on, a loop over days begins anew, an orchestrator begins with the day that isn't done. What
-else is left of a run is in its tables alone.
+after a crash: a stream goes on, a loop over days begins again, an orchestrator begins with the day that isn't done.
+What else is left of a run is in its tables alone.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@
 
 
 {% macro _require_names(macro_name, columns, measures) %}
-    {#- Names of the result, no two of which may be the same column. -#}
+    {#- Names of the result; no two may be the same column. -#}
     {%- set names = columns + ['row_count'] -%}
     {%- for measure in measures -%}
         {%- for part in ['count', 'sum', 'min', 'max', 'avg'] -%}

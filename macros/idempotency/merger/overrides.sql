@@ -128,7 +128,7 @@
 {% macro _merger_require_dispatch(node) %}
     {#-
         For the on-run-start hook. In a project without our `dispatch`, or with an override of its own, dbt never comes
-        here and would ignore the options without a word.
+        here and would ignore the options silently.
     -#}
     {#- dbt reads the names of dispatched macros without running anything: they must be literals. -#}
     {%- for name, found in [

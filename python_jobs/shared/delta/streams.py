@@ -159,7 +159,7 @@ SOURCE_FAILURES = {
     "DELTA_SOURCE_IGNORE_DELETE": "has deleted rows; a stream needs a source that only appends",
 }
 
-_LOOK_SECONDS = 1  # between two looks for a signal; the end of the query itself is noticed at once
+_LOOK_SECONDS = 1  # between two checks for a signal; the end of the query itself is noticed at once
 
 
 def await_end(

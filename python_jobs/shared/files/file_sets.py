@@ -71,7 +71,7 @@ class SourceFile:
 
 
 class UnreadableFile(JobFailed, PySparkException):
-    """A file that Spark would read in part without a word; who handles Spark's unreadable files handles it too."""
+    """A file that Spark would silently read in part; who handles Spark's unreadable files handles it too."""
 
     def __init__(self, file: SourceFile, cause: str) -> None:
         PySparkException.__init__(self, f"cannot read {file.path}: {cause}")

@@ -93,9 +93,9 @@ class PointedDataset:
         else:
             target = self._local / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_name(f".{target.name}.{uuid.uuid4()}")
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(target)
+            staging = target.with_name(f".{target.name}.{uuid.uuid4()}")
+            staging.write_text(text, encoding="utf-8")
+            staging.replace(target)
 
     def versions(self) -> list[str]:
         """Return the names of all version folders, in order."""

@@ -169,7 +169,7 @@ class Sender:
             self._producer.purge()
         self.flush(PURGE_SECONDS)
         self._producer, self._fatal = Producer(self._settings), None
-        log.error("Kafka's client can't continue; a new one takes over")
+        log.error("Kafka's client can't continue; a new one replaces it")
 
 
 def may_pass(error: KafkaError | None) -> bool:

@@ -388,7 +388,8 @@ def _one_sentence(parameters: Parameters) -> Iterator[None]:
             KafkaError.PRODUCER_FENCED,
         ):
             raise JobFailed(
-                f"another replicator from {parameters.source_topic} to {parameters.target_topic} took over"
+                f"another replicator from {parameters.source_topic} to {parameters.target_topic} claimed the target "
+                "topic"
             ) from None
         raise JobFailed(
             f"replication from {parameters.source_topic} to {parameters.target_topic} ended "

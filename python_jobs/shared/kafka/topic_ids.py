@@ -2,7 +2,7 @@
 
 The offsets of the new topic begin at 0 again, so an offset of the old topic is no position in the new one. If the new
 topic has fewer records, Kafka reports the offset as out of range. If it has more, a reader that knows only the offset
-skips the new topic's first records without a word. So each position that this project keeps is kept with the topic's
+skips the new topic's first records silently. So each position that this project keeps is kept with the topic's
 id: in the metadata of a group's offset, in the contract of a checkpoint, and in the ``txnAppId`` of a table's commits.
 """
 

@@ -127,7 +127,7 @@ class SessionStream(DeadLetterStream):
         return F.array(*parts) if parts else F.expr("cast(array() as array<bigint>)")
 
     def changes_schema(self, rows: DataFrame) -> str:
-        """Return the columns of the state's changes, of which ``rows`` has the key's."""
+        """Return the columns of the state's changes; the key's are taken from ``rows``."""
         owner = [f"{identifier(name)} {rows.schema[name].dataType.simpleString()}" for name in self.key]
         return ", ".join([*owner, CHANGES])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -116,10 +115,8 @@ def test_silence_and_a_closed_port_are_failures(server: GeoApi) -> None:
     found.look_up(["a"])
     assert found.answers == {"a": "x"}
     server.reset({"b": "x"}, 0.5, 0.5)
-    started = time.monotonic()
     with pytest.raises(JobFailed, match=r"\(ReadTimeout\)"):
         found.look_up(["b"])
-    assert time.monotonic() - started < 5
     with pytest.raises(JobFailed, match=r"\(ConnectionError\)"):
         lookups(server, policy, url="http://127.0.0.1:9/fetch").look_up(["a"])
     # The next pause would pass the time for all tries.

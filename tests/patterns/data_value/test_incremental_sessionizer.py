@@ -272,7 +272,7 @@ def test_batch_and_stream_give_a_session_the_same_id(
 def test_a_session_that_should_have_ended_before_ends_now(
     spark: SparkSession, render: MacroRenderer, visits: str
 ) -> None:
-    """A run after skipped ones, as when --first_run begins anew: its expiration is before the run, not equal to it."""
+    """A run after skipped ones, as when --first_run begins again: its expiration is before the run, not equal to it."""
     rows = pending(spark, (*PUBLISHED, at("09:00")), left_open("v", "03:00", "03:30", "x"))
     found = spark.sql(render("incremental_sessions", **a_run(visits, rows)))
     assert_rows(

@@ -27,7 +27,7 @@ def test_a_business_attribute_and_an_empty_value_are_refused() -> None:
         require_metadata("v1", {"run_id": "7", "invoice_amount": "12"})
     assert str(refusal.value) == (
         "metadata has no key 'invoice_amount'; allowed: commit_id, environment, job_name, run_id, triggered_by. "
-        "A business attribute belongs into the record or beside it (Wrapper)"
+        "A business attribute belongs in the record or in an envelope around it (Wrapper)"
     )
     with pytest.raises(WrongUse) as refusal:
         require_metadata("v1", {"run_id": ""})

@@ -597,7 +597,7 @@ def test_checkpoint_of_another_query_is_refused_in_one_sentence(stream: Stream) 
         WrongUse, match=r"was made for another target; give this query another checkpoint folder"
     ):
         stream.run(target=stream.path("other"))
-    # The same path, made anew: the progress would skip what it never held.
+    # The same path, recreated: the progress would skip what it never held.
     shutil.rmtree(stream.path("dead"))
     with pytest.raises(WrongUse, match="was made for another dead_letter table"):
         stream.run()
@@ -703,13 +703,13 @@ def test_schema_reads_the_same_from_ddl_yaml_and_json(tmp_path: Path, spark: Spa
 
 
 class TestReplay:
-    """A record fails at 10:01 between two that pass; the mended expression reads it."""
+    """A record fails at 10:01 between two that pass; the fixed expression reads it."""
 
     BROKEN: ClassVar = {
         "event_time": "try_to_timestamp(event_time)",
         "event_date": "cast(event_time as date)",
     }
-    MENDED: ClassVar = {
+    FIXED: ClassVar = {
         "event_time": "coalesce("
         "try_to_timestamp(event_time), try_to_timestamp(event_time, 'dd/MM/yyyy HH:mm'))",
         "event_date": "cast(event_time as date)",
@@ -742,7 +742,7 @@ class TestReplay:
             "target": stream.path("main"),
             "dead_letter": stream.path("dead"),
             "schema": VISIT_SCHEMA,
-            "derive": self.MENDED,
+            "derive": self.FIXED,
             "require": ["event_time"],
             "publish_partitions": True,
             "job_version": "2",
@@ -761,7 +761,7 @@ class TestReplay:
             self.replay(failed, dead_letter=failed.path("nowhere"))
         assert (failed.version("main"), failed.version("dead")) == before
 
-    def test_mended_records_join_the_main_table_once(self, failed: Stream) -> None:
+    def test_fixed_records_join_the_main_table_once(self, failed: Stream) -> None:
         report = self.replay(failed)
         assert (report["replayed"], report["failed"], report["parked"]) == (1, 1, 0)
         assert report["touched_partitions"] == [{"event_date": "2024-01-01"}]

@@ -139,7 +139,7 @@ def test_a_failed_date_stays_late_and_its_claim_ends(tables: Tables) -> None:
     with pytest.raises(JobFailed, match=r"2024-12-10 failed: .*broken.*; 2 of 3 dates were replaced"):
         tables.integrate("2024-12-12", query=broken)
     assert tables.state.read().dates["2024-12-10"].read_version == before
-    assert tables.plan("2024-12-12", "mended") == ["2024-12-10"]
+    assert tables.plan("2024-12-12", "fixed") == ["2024-12-10"]
 
 
 def test_a_stateful_chain_goes_on_where_it_failed(tables: Tables) -> None:

@@ -350,7 +350,7 @@ def test_two_processes_of_one_group_are_noticed(bronze: Bronze, loads_before: in
         first._ends = {0: None}
         bronze.broker.produce(bronze.topic, numbers(1, 0))
         bronze.load()
-        with pytest.raises(JobFailed, match=f"another process took {bronze.topic}/0 of group bronze over"):
+        with pytest.raises(JobFailed, match=f"another process claimed {bronze.topic}/0 of group bronze"):
             first.run(threading.Event())
     assert bronze.rows().count() == loads_before + 1
 

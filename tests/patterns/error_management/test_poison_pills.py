@@ -101,7 +101,7 @@ def test_more_pills_than_allowed_are_the_environment_s_fault(kills: bool) -> Non
     with pytest.raises(DataRefused, match=r"alert: more than 3 records of batch 5 .*; no record was parked"):
         batch.runs()
     batch.pills = set()
-    assert batch.search().pills == (), "the search begins anew, and the environment is well again"
+    assert batch.search().pills == (), "the search begins again, and the environment is well again"
 
 
 def test_a_batch_that_is_well_by_now_has_no_pill() -> None:
@@ -110,7 +110,7 @@ def test_a_batch_that_is_well_by_now_has_no_pill() -> None:
     assert len(batch.tests) == 1
 
 
-def test_tries_are_counted_for_each_batch_and_anew_after_a_search() -> None:
+def test_tries_are_counted_for_each_batch_and_again_after_a_search() -> None:
     batch = Batch(HASHES, {7})
     cases = CaseFile(batch)
     assert [cases.begin(5).attempts for _ in range(3)] == [1, 2, 3]

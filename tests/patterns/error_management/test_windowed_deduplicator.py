@@ -155,10 +155,10 @@ def test_a_restart_goes_on_suppressing_and_a_lost_checkpoint_does_not(book: Runs
     idle = stream.run()
     assert (idle["read"], idle["state"], stream.numbers()) == (0, None, before)
 
-    anew = {"checkpoint": stream.path("made_anew"), "max_files_per_trigger": None}
+    again = {"checkpoint": stream.path("made_again"), "max_files_per_trigger": None}
     with pytest.raises(WrongUse, match="a run would append the whole source again"):
-        stream.run(**anew)
-    fresh = stream.run(**anew, start_over=True)
+        stream.run(**again)
+    fresh = stream.run(**again, start_over=True)
     assert (fresh["unique"], fresh["late"]) == (4, 0), "v3 as well: nothing is late in a first batch"
     assert len(stream.numbers()) == len(before) + 4
 
@@ -562,10 +562,10 @@ def test_sql_takes_a_row_without_a_key_for_no_other_s_repeat(
         query(spark, render, visits, VISIT_COLUMNS, **by_key).collect()
     kept = query(spark, render, visits, VISIT_COLUMNS, **by_key, on_null_key="quarantine")
     assert_rows(kept, [("v1", "/a", 1)])
-    aside = query(
+    other_queue = query(
         spark, render, visits, VISIT_COLUMNS, macro="windowed_deduplicator_null_keys", key="visit_id"
     )
-    assert_rows(aside, [(None, "/b", 2), (None, "/c", 3)])
+    assert_rows(other_queue, [(None, "/b", 2), (None, "/c", 3)])
 
 
 def test_sql_scope_reaches_as_many_days_back_as_it_is_told(

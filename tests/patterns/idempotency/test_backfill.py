@@ -1,4 +1,4 @@
-"""Replay and Backfill: past dates are computed anew, in chunks that are checked, resumed and counted."""
+"""Replay and Backfill: past dates are recomputed, in chunks that are checked, resumed and counted."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _is_claim(node: ast.AST) -> TypeGuard[ast.Call]:
 
 
 def test_an_option_that_delta_does_not_know_promises_nothing(spark: SparkSession, table_path: str) -> None:
-    """The guide's sketch: the option is taken without a word, and the rows are there twice."""
+    """The guide's sketch: the option is silently ignored, and the rows are there twice."""
     rows = spark.createDataFrame([("v1",)], "visit_id string")
     for _ in range(2):
         rows.write.format("delta").mode("append").option("idempotentWrites", "true").save(table_path)

@@ -172,7 +172,7 @@ def test_a_corrected_day_changes_no_other_day(week: Week) -> None:
     assert_rows(pages, expected)
 
 
-def test_only_the_first_day_cleans_and_never_makes_the_table_anew(week: Week) -> None:
+def test_only_the_first_day_cleans_and_never_recreates_the_table(week: Week) -> None:
     history = week.spark.sql(f"describe history {week.schema}.visits_2023_45").orderBy("version").collect()
     created, *others = [row.operation for row in history]
     assert created == "CREATE TABLE AS SELECT"
@@ -236,7 +236,7 @@ def test_a_table_of_another_hand_is_neither_cleaned_nor_shown(units: Units) -> N
 
 
 def test_of_two_runs_of_one_day_the_second_finds_out(units: Units) -> None:
-    """Both have looked before either commits: Delta skips the second by its number, without a word."""
+    """Both have looked before either commits: Delta skips the second by its number, silently."""
     units.made("2023_45", "(id int, page string, unit_day date)")
     units.spark.sql("select 1 as id, 'index' as page").createOrReplaceTempView("units_batch")
     target = {"relation": f"{units.schema}.visits_2023_45", "version": 9}
@@ -299,7 +299,7 @@ def test_columns_of_two_types_are_refused(units: Units) -> None:
 def test_readers_get_the_other_units_while_one_is_dropped_and_nothing_when_all_are(units: Units) -> None:
     for id, unit in ((1, "2023_45"), (2, "2023_46")):
         units.made(unit, f"as select {id} as id, 'index' as page, date'2023-11-06' as unit_day")
-    units.drop("2023_45")  # what clean: drop does before it makes the table anew
+    units.drop("2023_45")  # what clean: drop does before it recreates the table
     assert_rows(units.rows(), [(2, "index")])
     units.drop("2023_46")
     assert_rows(units.rows(), [])

@@ -96,7 +96,7 @@ def test_the_first_of_january_starts_a_unit(visits: Visits) -> None:
     assert (visits.count("visits_2024_53"), visits.count("visits_2025_00"), visits.count()) == (50, 7, 57)
 
 
-def test_readers_of_a_table_that_is_dropped_and_made_anew_get_the_other_units(visits: Visits) -> None:
+def test_readers_of_a_table_that_is_dropped_and_recreated_get_the_other_units(visits: Visits) -> None:
     visits.load(MONDAY, rows=5)
     visits.load("2023-11-13", rows=7)
     with polled_count(visits.database, "visits") as seen:

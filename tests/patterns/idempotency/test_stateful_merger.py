@@ -313,7 +313,7 @@ def test_a_backfill_that_ends_after_its_restore_is_completed_by_the_next_run(sto
     assert story.left["08, merged"] == [*AFTER["08"], ("X", "1")]
 
 
-def test_a_run_that_died_before_recording_is_merged_anew_into_the_same_table(story: Story) -> None:
+def test_a_run_that_died_before_recording_is_merged_again_into_the_same_table(story: Story) -> None:
     assert "table_version" not in story.reports["08, merged"]
     assert story.reports["08, merged again"]["merged"] is False
     assert story.left["08, merged again"] == story.left["08, merged"]

@@ -133,7 +133,7 @@ def test_a_successor_fences_the_one_that_still_lives(broker: Broker, parameters:
     zombie = Reducer(given)
     broker.produce(given.source_topic, [visit(1)])
     reduce(parameters())
-    with pytest.raises(JobFailed, match="took over"):
+    with pytest.raises(JobFailed, match="claimed the target topic"):
         zombie.run(threading.Event())
     zombie.close()
     eventually(lambda: seen(broker, given.target_topic, "read_committed") == reduced(1))

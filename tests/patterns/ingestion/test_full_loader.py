@@ -109,7 +109,7 @@ def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Load
     with polled(lambda: loads.rows().count(), held=(full_loader, "expose")) as loads.seen_changing:
         loads.step("day 2", "2024-01-02", DEVICES_2)
     with polled(lambda: loads.rows().count(), held=(full_loader, "expose")) as loads.seen_reloading:
-        loads.step("day 2 anew", "2024-01-02", SIXTY)
+        loads.step("day 2 again", "2024-01-02", SIXTY)
     loads.step("back", "2024-01-01", step="expose")
     spark.sql(f"restore table delta.`{loads.target}` to version as of 1").collect()
     loads.note("restored")
@@ -141,10 +141,10 @@ def test_readers_see_the_version_before_or_the_new_one(loads: Loads) -> None:
 
 
 def test_the_exposed_version_can_be_loaded_again(loads: Loads) -> None:
-    assert loads.reports["day 2 anew"]["exposed"]
+    assert loads.reports["day 2 again"]["exposed"]
     assert loads.seen_reloading[-1] == 60
     assert set(loads.seen_reloading) <= {51, 60}
-    assert_rows(loads.left["day 2 anew"], SIXTY)
+    assert_rows(loads.left["day 2 again"], SIXTY)
 
 
 def test_exposing_an_older_version_takes_readers_back_as_restore_does(loads: Loads) -> None:

@@ -93,7 +93,7 @@ def test_readers_never_miss_the_view_nor_see_a_part(devices: Devices) -> None:
     assert set(seen) == {50, 60}
 
 
-def test_the_view_is_dropped_and_made_anew_in_one_transaction_for_a_removed_column(devices: Devices) -> None:
+def test_the_view_is_dropped_and_recreated_in_one_transaction_for_a_removed_column(devices: Devices) -> None:
     devices.database.execute(
         "create role reader_of_the_test",
         "grant select on devices to reader_of_the_test",
@@ -158,7 +158,9 @@ def test_an_empty_file_is_exposed_when_that_is_allowed_and_taken_back(devices: D
     assert_rows(devices.query("select * from devices"), DEVICES)
 
 
-def test_a_killed_load_leaves_no_table_behind(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_loses_its_connection_leaves_no_table_behind(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     devices.write(DEVICES_2)
     with devices.database.connect() as connection:
         process = connection.info.backend_pid

@@ -125,7 +125,7 @@ def test_a_run_that_ends_before_its_watermark_neither_loses_nor_doubles_rows(pro
 
 
 @stories.about("emptied")
-def test_a_table_whose_old_rows_were_deleted_is_not_loaded_anew(project: DbtProject) -> Story:
+def test_a_table_whose_old_rows_were_deleted_is_not_loaded_again(project: DbtProject) -> Story:
     fill(project, "emptied")
     yield PASSES
     project.spark.sql(f"delete from {project.schema}.emptied")

@@ -64,7 +64,7 @@ def ids(project: DbtProject, model: str) -> list[str]:
 
 @stories.about("appended")
 def test_a_model_takes_what_is_newer_than_it_holds(project: DbtProject) -> Story:
-    """It reads no other file for that; an emptied target is loaded anew; variables ask for any window."""
+    """It reads no other file for that; an emptied target is loaded again; variables ask for any window."""
     add(project, "appended", ("v0", at(9)), ("n1", None))
     add(project, "appended", ("v1", at(11)))
     yield PASSES

@@ -562,9 +562,9 @@ def test_a_killed_run_is_completed_by_the_next(environments: Environments) -> No
         "--target", str(environments.staging), "--threads", "1",
     ]  # fmt: skip
     run_and_kill(argv, environments.staging, at=TableState.DATA_WITHOUT_LOG)
-    aside = list((environments.staging / ".passthrough_replicator").iterdir())
+    staging = list((environments.staging / ".passthrough_replicator").iterdir())
     assert [path.name for path in environments.staging.glob("[!.]*")] == ["a_small.json"]
-    assert all(path.stat().st_size < 700_000_000 for path in aside)
+    assert all(path.stat().st_size < 700_000_000 for path in staging)
 
     report = environments.replicate()
     assert (report["files_copied"], report["files_skipped"]) == (1, 1)

@@ -90,7 +90,7 @@ def test_a_failed_run_leaves_no_marker_and_the_consumer_gives_up(
     assert printed.err == f"NotReady: {folder} is not ready after 0.2 s\n"
 
 
-def test_the_old_marker_is_gone_while_the_data_is_made_anew_and_after_a_failure(
+def test_the_old_marker_is_gone_while_the_data_is_recomputed_and_after_a_failure(
     browsers: DataFrame, folder: Path
 ) -> None:
     produce(browsers, folder)
@@ -284,7 +284,7 @@ def test_strict_partitions_never_change_and_late_rows_go_beside(visits: Visits) 
     assert is_ready(next_partition=f"{visits.folder}/{HOUR_10}")
 
 
-def test_a_mutable_partition_is_made_anew_with_a_notice_that_is_handled_once(visits: Visits) -> None:
+def test_a_mutable_partition_is_recomputed_with_a_notice_that_is_handled_once(visits: Visits) -> None:
     visits.make("09", "10", late="mutable")
     assert look(Condition(changes=str(visits.folder))) is None
     report = visits.make("10", "11", late="mutable")

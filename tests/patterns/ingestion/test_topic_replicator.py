@@ -231,13 +231,15 @@ def test_records_of_unknown_origin_in_the_target_stop_the_start(
     assert replicate(parameters(start_over=True))["records"] == 8
 
 
-def test_a_successor_takes_over_and_its_predecessor_ends(broker: Broker, pair: Any, parameters: Any) -> None:
+def test_a_successor_claims_the_topic_and_its_predecessor_ends(
+    broker: Broker, pair: Any, parameters: Any
+) -> None:
     source, target = pair
     first = Replicator(parameters(until_end=False))
     replicate(parameters())
     broker.produce(source, [Record(b"after the change", partition=0)])
     # The first still believes that it is at the start.
-    with pytest.raises(JobFailed, match="took over"):
+    with pytest.raises(JobFailed, match="claimed the target topic"):
         first.run(threading.Event())
     first.close()
     assert replicate(parameters())["records"] == 1
