@@ -26,7 +26,7 @@ from tools.git_files import git_files
 from tools.jinja_files import blocks, without_comments
 
 SQL_FOLDERS = ("macros", "models", "snapshots")
-JOB_FOLDERS = ("python_jobs", "case_study", "benchmarks")
+JOB_FOLDERS = ("python_jobs", "case_study")
 JVM_MODULE = "python_jobs/shared/spark/jvm.py"
 SQL_TEXT_MODULE = "python_jobs/shared/spark/sql_text.py"
 PRIVATE_ATTRIBUTE = r"_(?:j[a-z]{1,3}|jvm|jsparkSession|jbuilder|jreader|jwrite|jwriter|gateway)"
@@ -82,7 +82,7 @@ def main() -> int:
             *macros_without_dispatch(ROOT / "macros"),
             *silent_drops([*sql, *(p for f in PYTHON_FOLDERS for p in (ROOT / f).rglob("*.py"))]),
             *increments(sql),
-            *private_surfaces(jobs, ROOT),
+            *private_surfaces([*jobs, *sorted((ROOT / "benchmarks").rglob("*.py"))], ROOT),
             *quoted_names(jobs, ROOT),
             *foreign_files(committed_files(ROOT), own_paths=(str(ROOT), str(Path.home()))),
         ]
