@@ -1,6 +1,7 @@
 """Makes every small change (mutmut) to modules without Spark and requires that tests notice nine of ten changes.
 
-    python -m tools.mutants
+    python -m tools.mutants                                      all
+    python -m tools.mutants python_jobs.data_value.bins ...      the named modules
 
 It works on a copy of the tree, because mutmut writes next to the code. `[tool.mutmut]` of pyproject.toml names the
 modules and their tests. `tests/mutants.yml` lists the changes that no test can or need notice, each with the reason,
@@ -8,6 +9,7 @@ and the modules without Spark that are not mutated. Listed changes don't count. 
 is printed.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +47,13 @@ class Survivor:
         )
 
 
-def main() -> int:
-    """Run every mutant; return 1 if a module's tests notice too few."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run every mutant, or those of some modules; return 1 if a module's tests notice too few."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("modules", nargs="*", help="change these modules alone, default all of them")
+    modules = parser.parse_args(argv).modules
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
         tree = Path(folder) / "tree"
         for path in committed_files(ROOT):
@@ -56,12 +63,15 @@ def main() -> int:
         # The project is installed editable from the tree itself, and mutmut puts its copy first.
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables["SPARK_CONF_DIR"] = str(tree / "conf")
-        done = subprocess.run([*MUTMUT, "run"], cwd=tree, env=variables, check=False)
+        names = [f"{module}.*" for module in modules]
+        done = subprocess.run([*MUTMUT, "run", *names], cwd=tree, env=variables, check=False)
         if done.returncode != 0:
             return done.returncode
-        listed = _answer(tree, "results", "--all", "true")
+        listed = of_modules(_answer(tree, "results", "--all", "true"), modules)
         found = {name: survivor_of(name, _answer(tree, "show", name)) for name in survivors(listed)}
-    known = listed_survivors(ROOT / LISTED)
+    known = {
+        survivor for survivor in listed_survivors(ROOT / LISTED) if not modules or survivor.module in modules
+    }
     new = [survivor for survivor in found.values() if survivor not in known]
     counted = shares(listed, {name for name, survivor in found.items() if survivor in known})
     if new:
@@ -101,6 +111,12 @@ def listed_survivors(file: Path) -> set[Survivor]:
 def _survivor(module: str, lines: Iterable[str]) -> Survivor:
     """Return a change without its indentation, which a diff of a method lacks."""
     return Survivor(module, tuple(f"{line[0]} {line[1:].strip()}" for line in lines if line.strip("+- ")))
+
+
+def of_modules(listed: str, modules: Collection[str]) -> str:
+    """Return those of mutmut's results that are of the modules; no modules are all of them."""
+    found = [match for match in RESULT.finditer(listed) if not modules or match["module"] in modules]
+    return "\n".join(match[0] for match in found)
 
 
 def shares(listed: str, without: Collection[str] = ()) -> dict[str, tuple[int, int]]:

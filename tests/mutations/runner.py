@@ -9,6 +9,7 @@ which one it was. A mutation whose test fails in another way is `BROKEN`: its co
 
     python -m tests.mutations.runner                             all
     python -m tests.mutations.runner --sample 3 [--seed DATE]    a few, other ones each day
+    python -m tests.mutations.runner --only ID ...               those whose ids start with one of these
 """
 
 import argparse
@@ -74,9 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=dt.date.fromisoformat, default=None, help="the sample's day, default today"
     )
-    parser.add_argument("--only", help="run the mutations whose id starts with this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="run the mutations whose id starts with one of these"
+    )
     options = parser.parse_args(argv)
-    chosen = [m for m in committed_mutations() if m.id.startswith(options.only or "")]
+    chosen = [m for m in committed_mutations() if m.id.startswith(tuple(options.only))]
     if options.sample:
         chosen = sample(chosen, options.sample, options.seed or dt.datetime.now(dt.UTC).date())
     problems = [problem for mutation in chosen if (problem := mutation.problem())]

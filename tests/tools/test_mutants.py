@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tools.findings import ROOT
-from tools.mutants import LISTED, Survivor, listed_survivors, shares, survivor_of, survivors
+from tools.mutants import LISTED, Survivor, listed_survivors, of_modules, shares, survivor_of, survivors
 
 RESULTS = """
     python_jobs.shared.core.retry.x_classify__mutmut_1: killed
@@ -29,6 +29,12 @@ def test_noticed_mutants_are_counted_by_module() -> None:
         "python_jobs.shared.core.clock": (0, 2),
         "python_jobs.shared.core.retry": (2, 2),
     }
+
+
+def test_of_a_run_of_some_modules_the_others_do_not_count() -> None:
+    retry, clock = "python_jobs.shared.core.retry", "python_jobs.shared.core.clock"
+    assert shares(of_modules(RESULTS, [retry])) == {retry: (2, 3)}
+    assert shares(of_modules(RESULTS, [])) == {clock: (0, 2), retry: (2, 3)}
 
 
 SHOWN = """# python_jobs.shared.core.retry.x_classify__mutmut_1: survived
