@@ -101,66 +101,92 @@ def of_days(**changed: list[tuple[int, str]]) -> list[tuple[int, str, str]]:
     return [(id, brand, day) for day, rows in days.items() for id, brand in rows]
 
 
-class Backfills(Devices):
-    """Four days, all of them again, then 2024-09-22 corrected, shortened and emptied; see `backfills`."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        super().__init__(spark, folder)
-        self.left: dict[str, list[tuple[int, str, str]]] = {}
-        self.reports: dict[str, dict[str, Any]] = {}
-        self.on_disk: dict[str, set[str]] = {}
-        self.seen: list[object] = []
-
-    def step(self, name: str, *days: str, rows: list[tuple[int, str]] | None = None) -> None:
-        for day in days:
-            self.land(day, DAYS[day] if rows is None else rows)
-            self.reports[name] = self.load(day)
-        self.left[name] = self.rows()
-        self.on_disk[name] = self.files()
-
-
-@pytest.fixture(scope="module")
-def backfills(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Backfills:
-    backfills = Backfills(spark, tmp_path_factory.mktemp("devices"))
-    backfills.step("first", *DAYS)
-    backfills.step("again", *DAYS)
-    count = lambda: spark.read.format("delta").load(backfills.target).count()  # noqa: E731
-    with polled(count, held=(data_overwrite, "overwrite")) as backfills.seen:
-        backfills.step("corrected", "2024-09-22", rows=[*CORRECTED, (12, "palm")])
-    backfills.step("fewer", "2024-09-22", rows=CORRECTED)
-    backfills.step("empty", "2024-09-22", rows=[])
-    return backfills
-
-
 # --- Delta ----------------------------------------------------------------------------------------------
 
 
-def test_all_days_again_leave_the_same_rows(backfills: Backfills) -> None:
-    assert len(backfills.left["first"]) == 11
-    assert_rows(backfills.left["first"], of_days())
-    assert_rows(backfills.left["again"], of_days())
+@dataclass(frozen=True)
+class Left:
+    """What the last load reported, and the table's rows and files after it."""
+
+    report: dict[str, Any]
+    rows: list[tuple[int, str, str]]
+    files: set[str]
 
 
-def test_rows_that_are_not_valid_or_of_unknown_state_are_not_loaded(backfills: Backfills) -> None:
-    assert {90, 91}.isdisjoint(id for id, _, _ in backfills.left["first"])
+class Days(Devices):
+    """The table of four days, looked at after each of its loads."""
+
+    def load_all(self) -> Left:
+        """Land and load the four days."""
+        for day, rows in DAYS.items():
+            self.land(day, rows)
+            report = self.load(day)
+        return Left(report, self.rows(), self.files())
+
+    def replace(self, rows: list[tuple[int, str]]) -> Left:
+        """Land other rows for 2024-09-22 and load that day."""
+        self.land("2024-09-22", rows)
+        return Left(self.load("2024-09-22"), self.rows(), self.files())
 
 
-def test_a_corrected_day_replaces_its_rows_and_no_other_file(backfills: Backfills) -> None:
-    assert_rows(backfills.left["corrected"], of_days(d22=[*CORRECTED, (12, "palm")]))
-    report = backfills.reports["corrected"]
-    assert (report["rows"], report["files_added"], report["files_removed"]) == (3, 1, 1)
-    (added,) = backfills.on_disk["corrected"] - backfills.on_disk["again"]
+# The stages of one story: each goes on from the one before, and stands above the tests that look at it.
+
+
+@pytest.fixture(scope="module")
+def days(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Days:
+    return Days(spark, tmp_path_factory.mktemp("devices"))
+
+
+@pytest.fixture(scope="module")
+def first(days: Days) -> Left:
+    return days.load_all()
+
+
+def test_rows_that_are_not_valid_or_of_unknown_state_are_not_loaded(first: Left) -> None:
+    assert {90, 91}.isdisjoint(id for id, _, _ in first.rows)
+
+
+@pytest.fixture(scope="module")
+def again(days: Days, first: Left) -> Left:
+    return days.load_all()
+
+
+def test_all_days_again_leave_the_same_rows(first: Left, again: Left) -> None:
+    assert len(first.rows) == 11
+    assert_rows(first.rows, of_days())
+    assert_rows(again.rows, of_days())
+
+
+@pytest.fixture(scope="module")
+def corrected(days: Days, again: Left) -> tuple[Left, list[object]]:
+    """Correct a day while a reader counts the rows, also right before the write; return what was counted, too."""
+    count = lambda: days.spark.read.format("delta").load(days.target).count()  # noqa: E731
+    with polled(count, held=(data_overwrite, "overwrite")) as seen:
+        left = days.replace([*CORRECTED, (12, "palm")])
+    return left, seen
+
+
+def test_a_corrected_day_replaces_its_rows_and_no_other_file(
+    again: Left, corrected: tuple[Left, list[object]]
+) -> None:
+    left, _ = corrected
+    assert_rows(left.rows, of_days(d22=[*CORRECTED, (12, "palm")]))
+    assert (left.report["rows"], left.report["files_added"], left.report["files_removed"]) == (3, 1, 1)
+    (added,) = left.files - again.files
     assert added.startswith("execution_date=2024-09-22/")
 
 
-def test_a_day_with_fewer_rows_or_none_loses_the_others(backfills: Backfills) -> None:
-    assert_rows(backfills.left["fewer"], of_days(d22=CORRECTED))
-    assert_rows(backfills.left["empty"], of_days(d22=[]))
+def test_concurrent_readers_see_the_rows_before_or_the_new_ones(corrected: tuple[Left, list[object]]) -> None:
+    _, seen = corrected
+    assert set(seen) <= {11, 12}
+    assert seen[-1] == 12
 
 
-def test_concurrent_readers_see_the_rows_before_or_the_new_ones(backfills: Backfills) -> None:
-    assert set(backfills.seen) <= {11, 12}
-    assert backfills.seen[-1] == 12
+def test_a_day_with_fewer_rows_or_none_loses_the_others(
+    days: Days, corrected: tuple[Left, list[object]]
+) -> None:
+    assert_rows(days.replace(CORRECTED).rows, of_days(d22=CORRECTED))
+    assert_rows(days.replace([]).rows, of_days(d22=[]))
 
 
 def test_the_version_before_is_readable_until_vacuum_which_alone_frees_the_disk(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,90 +78,112 @@ def devices(spark: SparkSession, tmp_path: Path) -> Devices:
 # --- versions -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class After:
+    """What a load reported, what readers found then, and what they had counted meanwhile."""
+
+    report: dict[str, Any]
+    rows: list[tuple[Any, ...]]
+    seen: list[object]
+
+
 class Loads(Devices):
-    """Loads of one target one after the other: what each reported, left and let readers see; see `loads`."""
+    """Loads of one target, looked at one after the other."""
 
-    seen_changing: list[Any]
-    seen_reloading: list[Any]
+    def load_and_look(self, date: str, **parameters: Any) -> After:
+        report = self.load(date, **parameters)
+        return After(report, [tuple(row) for row in self.rows().collect()], seen=[])
 
-    def __init__(self, spark: SparkSession, root: Path) -> None:
-        super().__init__(spark, root / "landing", str(root / "bronze" / "devices"))
-        self.reports: dict[str, dict[str, Any]] = {}
-        self.left: dict[str, list[tuple[Any, ...]]] = {}
+    def load_while_counted(self, date: str) -> After:
+        """Load while a reader counts the rows again and again, also right before the new version is exposed."""
+        with polled(lambda: self.rows().count(), held=(full_loader, "expose")) as seen:
+            after = self.load_and_look(date)
+        return replace(after, seen=seen)
 
-    def step(
-        self, name: str, date: str, rows: list[tuple[str | None, ...]] | None = None, **parameters: Any
-    ) -> None:
-        if rows is not None:
-            self.land(date, rows)
-        self.reports[name] = self.load(date, **parameters)
-        self.note(name)
 
-    def note(self, name: str) -> None:
-        self.left[name] = [tuple(row) for row in self.rows().collect()]
+# The stages of one story: each goes on from the one before, and stands above the tests that look at it.
 
 
 @pytest.fixture(scope="module")
 def loads(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loads:
-    loads = Loads(spark, tmp_path_factory.mktemp("loads"))
-    loads.step("day 1", "2024-01-01", DEVICES)
-    loads.step("again", "2024-01-01")
-    with polled(lambda: loads.rows().count(), held=(full_loader, "expose")) as loads.seen_changing:
-        loads.step("day 2", "2024-01-02", DEVICES_2)
-    with polled(lambda: loads.rows().count(), held=(full_loader, "expose")) as loads.seen_reloading:
-        loads.step("day 2 again", "2024-01-02", SIXTY)
-    loads.step("back", "2024-01-01", step="expose")
-    spark.sql(f"restore table delta.`{loads.target}` to version as of 1").collect()
-    loads.note("restored")
-    loads.step("forth", "2024-01-02", step="expose")
-    loads.step("backfill", "2023-12-31", DEVICES[:30])
-    return loads
+    root = tmp_path_factory.mktemp("loads")
+    return Loads(spark, root / "landing", str(root / "bronze" / "devices"))
 
 
-def test_the_target_equals_the_newest_version_whatever_was_loaded_before(loads: Loads) -> None:
-    first, again = loads.reports["day 1"], loads.reports["again"]
-    assert (first["loaded"], first["exposed"], first["rows"], first["previous_rows"]) == (True, True, 50, 0)
-    assert_rows(loads.left["day 1"], DEVICES)
-    # The same files are not even read.
-    assert (again["loaded"], again["exposed"], again["table_version"], again["rows"]) == (
-        False,
-        False,
-        None,
-        50,
-    )
-    assert_rows(loads.left["again"], DEVICES)
-    assert loads.reports["day 2"]["rows"] == 51
-    assert_rows(loads.left["day 2"], DEVICES_2)
-    assert ("lg", "G2x", "Android 14") not in loads.left["day 2"]
+@pytest.fixture(scope="module")
+def first(loads: Loads) -> After:
+    loads.land("2024-01-01", DEVICES)
+    return loads.load_and_look("2024-01-01")
 
 
-def test_readers_see_the_version_before_or_the_new_one(loads: Loads) -> None:
-    assert loads.seen_changing[-1] == 51
-    assert set(loads.seen_changing) <= {50, 51}
+@pytest.fixture(scope="module")
+def same(loads: Loads, first: After) -> After:
+    """Load the same files again."""
+    return loads.load_and_look("2024-01-01")
 
 
-def test_the_exposed_version_can_be_loaded_again(loads: Loads) -> None:
-    assert loads.reports["day 2 again"]["exposed"]
-    assert loads.seen_reloading[-1] == 60
-    assert set(loads.seen_reloading) <= {51, 60}
-    assert_rows(loads.left["day 2 again"], SIXTY)
+@pytest.fixture(scope="module")
+def second(loads: Loads, same: After) -> After:
+    loads.land("2024-01-02", DEVICES_2)
+    return loads.load_while_counted("2024-01-02")
 
 
-def test_exposing_an_older_version_takes_readers_back_as_restore_does(loads: Loads) -> None:
-    assert loads.reports["back"]["exposed_version"] == "20240101"
-    assert_rows(loads.left["back"], DEVICES)
-    assert_rows(loads.left["restored"], DEVICES_2)
+def test_the_target_equals_the_newest_version_whatever_was_loaded_before(
+    first: After, same: After, second: After
+) -> None:
+    report = first.report
+    assert (report["loaded"], report["exposed"], report["rows"]) == (True, True, 50)
+    assert report["previous_rows"] == 0
+    assert_rows(first.rows, DEVICES)
+    again = same.report
+    assert (again["loaded"], again["exposed"], again["rows"]) == (False, False, 50), "they aren't even read"
+    assert again["table_version"] is None
+    assert_rows(same.rows, DEVICES)
+    assert second.report["rows"] == 51
+    assert_rows(second.rows, DEVICES_2)
+    assert ("lg", "G2x", "Android 14") not in second.rows
+
+
+def test_readers_see_the_version_before_or_the_new_one(second: After) -> None:
+    assert second.seen[-1] == 51
+    assert set(second.seen) <= {50, 51}
+
+
+@pytest.fixture(scope="module")
+def second_again(loads: Loads, second: After) -> After:
+    """Load the exposed version again, of other files."""
+    loads.land("2024-01-02", SIXTY)
+    return loads.load_while_counted("2024-01-02")
+
+
+def test_the_exposed_version_can_be_loaded_again(second_again: After) -> None:
+    assert second_again.report["exposed"]
+    assert second_again.seen[-1] == 60
+    assert set(second_again.seen) <= {51, 60}
+    assert_rows(second_again.rows, SIXTY)
+
+
+def test_exposing_an_older_version_takes_readers_back_as_restore_does(
+    loads: Loads, second_again: After
+) -> None:
+    assert loads.load("2024-01-01", step="expose")["exposed_version"] == "20240101"
+    assert_rows(loads.rows(), DEVICES)
+    loads.spark.sql(f"restore table delta.`{loads.target}` to version as of 1").collect()
+    assert_rows(loads.rows(), DEVICES_2)
     # After another writer's commit nothing is taken for exposed.
-    assert loads.reports["forth"]["exposed"]
-    assert_rows(loads.left["forth"], SIXTY)
+    assert loads.load("2024-01-02", step="expose")["exposed"]
+    assert_rows(loads.rows(), SIXTY)
 
 
-def test_a_backfill_writes_the_version_of_its_logical_date_and_exposes_nothing(loads: Loads) -> None:
-    backfill = loads.reports["backfill"]
+def test_a_backfill_writes_the_version_of_its_logical_date_and_exposes_nothing(
+    loads: Loads, second_again: After
+) -> None:
+    loads.land("2023-12-31", DEVICES[:30])
+    backfill = loads.load("2023-12-31")
     assert backfill["version_table"] == f"{loads.target}_20231231"
     assert (backfill["exposed"], backfill["exposed_version"]) == (False, "20240102")
     assert_rows(loads.spark.read.format("delta").load(f"{loads.target}_20231231"), DEVICES[:30])
-    assert_rows(loads.left["backfill"], SIXTY)
+    assert_rows(loads.rows(), SIXTY)
 
 
 def test_old_versions_are_dropped_but_not_the_exposed_one_nor_strangers(devices: Devices) -> None:

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -463,131 +464,179 @@ models:
 }  # fmt: skip
 
 
-class Builds:
-    """dbt builds of one project and the ledger after each."""
+@dataclass(frozen=True)
+class Built:
+    """How the nodes of a build ended, and the ledger after it."""
+
+    statuses: dict[str, str]
+    ledger: list[Any]
+
+
+class Gold:
+    """A project whose two models with the tag `gold` are one dataset, by the hooks of the page."""
 
     def __init__(self, project: DbtProject) -> None:
         self.project = project
-        self.ledgers: dict[str, list[Any]] = {}
-        self.statuses: dict[str, dict[str, str]] = {}
+        self.ledger = f"{project.schema}.observability_readiness"
 
-    def build(
-        self, name: str, ids: list[int], *arguments: str, command: str = "build", fails: bool = False
-    ) -> None:
+    def build(self, ids: list[int], *arguments: str, command: str = "build", fails: bool = False) -> Built:
+        """Land orders with these ids and call dbt."""
         self.project.source("landed", self.project.spark.createDataFrame([(i,) for i in ids], "id int"))
         call = self.project.fails if fails else self.project.run
         call(command, *arguments)
-        self.statuses[name] = self.project.statuses()
-        self.ledgers[name] = self.project.table("observability_readiness").collect()
+        return Built(self.project.statuses(), self.project.table("observability_readiness").collect())
+
+
+# The builds of one story: each goes on from the one before, and stands above the tests that look at it.
 
 
 @pytest.fixture(scope="module")
-def builds(make_project: Callable[..., DbtProject]) -> Iterator[Builds]:
+def gold(make_project: Callable[..., DbtProject]) -> Gold:
     hooks = snippet("docs/ingestion.md", f"{THIS}test_dbt_publishes_when_every_node_passed")
-    builds = Builds(make_project(MODELS, settings=yaml.safe_load(hooks)))
-    builds.build("passed", [1])
-    builds.build("partial", [1], "--select", "customers")
-    builds.build("passed again", [1, 2])
-    builds.build("a model above fails", [41], fails=True)
-    builds.build("a test above fails", [98], fails=True)
-    builds.build("failing node", [13], fails=True)
-    builds.build("passed once more", [1])
-    builds.build("a model aside fails", [31], fails=True)
-    builds.build("last node fails", [21], fails=True)
-    builds.build("retried", [1], command="retry")
-    builds.build("empty", [1], "--empty")
-    builds.build("sample", [1], "--sample", "1 day")
-    builds.build("failing test", [99], fails=True)
-    ledger = f"{builds.project.schema}.observability_readiness"
-    unfinished = (
-        "'gold, withdrawn' as dataset, 'unfinished' as run_id, now() as published_at, "
-        "array() as table_versions"
-    )
-    builds.project.spark.sql(f"insert into {ledger} by name select {unfinished}, 1 as format_version")
-    builds.build("a model above fails after an unfinished run", [41], fails=True)
-    return builds
+    return Gold(make_project(MODELS, settings=yaml.safe_load(hooks)))
 
 
-def test_dbt_publishes_when_every_node_passed(builds: Builds) -> None:
-    (row,) = builds.ledgers["passed"]
+@pytest.fixture(scope="module")
+def published(gold: Gold) -> Built:
+    return gold.build([1])
+
+
+@pytest.fixture(scope="module")
+def partial(gold: Gold, published: Built) -> Built:
+    return gold.build([1], "--select", "customers")
+
+
+def test_a_run_of_some_tables_leaves_no_marker(partial: Built) -> None:
+    assert partial.statuses["customers"] == "success"
+    assert "revenue" not in partial.statuses
+    assert partial.ledger == []
+
+
+@pytest.fixture(scope="module")
+def published_again(gold: Gold, partial: Built) -> Built:
+    return gold.build([1, 2])
+
+
+def test_dbt_publishes_when_every_node_passed(published: Built, published_again: Built) -> None:
+    (row,) = published.ledger
     assert (row.dataset, row.format_version) == ("gold", 1)
     assert [tuple(table) for table in row.table_versions] == [("customers", 0), ("revenue", 0)]
-    (again,) = builds.ledgers["passed again"]
+    (again,) = published_again.ledger
     assert again.run_id != row.run_id
     assert {table.name: table.version for table in again.table_versions} == {"customers": 2, "revenue": 1}
 
 
-def test_a_failing_and_a_skipped_node_leave_no_marker(builds: Builds) -> None:
-    assert builds.statuses["failing node"]["revenue"] == "error"
-    assert builds.statuses["failing node"]["customers"] == "skipped"
-    assert builds.ledgers["failing node"] == []
+@pytest.fixture(scope="module")
+def failed_above(gold: Gold, published_again: Built) -> list[Built]:
+    """Let a model above the dataset fail, then a test above it."""
+    return [gold.build([41], fails=True), gold.build([98], fails=True)]
 
 
-def test_a_failing_test_leaves_no_marker(builds: Builds) -> None:
-    assert "fail" in builds.statuses["failing test"].values()
-    assert builds.statuses["failing test"]["customers"] == "success"
-    assert len(builds.ledgers["a model aside fails"]) == 1
-    assert builds.ledgers["failing test"] == []
+def test_a_failure_above_leaves_the_marker_of_the_untouched_tables(
+    published_again: Built, failed_above: list[Built]
+) -> None:
+    for built in failed_above:
+        assert {built.statuses["revenue"], built.statuses["customers"]} == {"skipped"}
+        assert len(built.ledger) == 1
+        assert built.ledger == published_again.ledger
 
 
-@pytest.mark.parametrize("name", ["a model above fails", "a test above fails"])
-def test_a_failure_above_leaves_the_marker_of_the_untouched_tables(builds: Builds, name: str) -> None:
-    statuses = builds.statuses[name]
-    assert {statuses["revenue"], statuses["customers"]} == {"skipped"}
-    assert len(builds.ledgers[name]) == 1
-    assert builds.ledgers[name] == builds.ledgers["passed again"]
+@pytest.fixture(scope="module")
+def failed_model(gold: Gold, failed_above: list[Built]) -> Built:
+    return gold.build([13], fails=True)
 
 
-def test_a_failure_aside_does_not_count(builds: Builds) -> None:
-    assert builds.statuses["a model aside fails"]["aside"] == "error"
-    ((before,), (after,)) = (builds.ledgers[name] for name in ("passed once more", "a model aside fails"))
+def test_a_failing_and_a_skipped_node_leave_no_marker(failed_model: Built) -> None:
+    assert failed_model.statuses["revenue"] == "error"
+    assert failed_model.statuses["customers"] == "skipped"
+    assert failed_model.ledger == []
+
+
+@pytest.fixture(scope="module")
+def published_later(gold: Gold, failed_model: Built) -> Built:
+    return gold.build([1])
+
+
+@pytest.fixture(scope="module")
+def failed_aside(gold: Gold, published_later: Built) -> Built:
+    """Let a model fail that no table of the dataset reads."""
+    return gold.build([31], fails=True)
+
+
+def test_a_failure_aside_does_not_count(published_later: Built, failed_aside: Built) -> None:
+    assert failed_aside.statuses["aside"] == "error"
+    ((before,), (after,)) = published_later.ledger, failed_aside.ledger
     assert {table.name: table.version for table in before.table_versions} != {
         table.name: table.version for table in after.table_versions
     }
 
 
-def test_a_marker_that_an_unfinished_run_withdrew_does_not_come_back(builds: Builds) -> None:
-    assert builds.statuses["a model above fails after an unfinished run"]["revenue"] == "skipped"
-    assert builds.ledgers["a model above fails after an unfinished run"] == []
+@pytest.fixture(scope="module")
+def failed_test(gold: Gold, failed_aside: Built) -> Built:
+    return gold.build([99], fails=True)
 
 
-def test_a_run_of_some_tables_leaves_no_marker(builds: Builds) -> None:
-    assert builds.statuses["partial"]["customers"] == "success"
-    assert "revenue" not in builds.statuses["partial"]
-    assert builds.ledgers["partial"] == []
+def test_a_failing_test_leaves_no_marker(failed_aside: Built, failed_test: Built) -> None:
+    assert len(failed_aside.ledger) == 1
+    assert "fail" in failed_test.statuses.values()
+    assert failed_test.statuses["customers"] == "success"
+    assert failed_test.ledger == []
 
 
-def test_a_retry_builds_a_part_and_leaves_no_marker(builds: Builds) -> None:
-    assert builds.statuses["last node fails"]["revenue"] == "success"
-    assert builds.statuses["last node fails"]["customers"] == "error"
-    assert builds.statuses["retried"]["customers"] == "success"
-    assert "revenue" not in builds.statuses["retried"]
-    assert builds.ledgers["retried"] == []
+@pytest.fixture(scope="module")
+def failed_last(gold: Gold, failed_test: Built) -> Built:
+    return gold.build([21], fails=True)
 
 
-def test_a_build_without_rows_leaves_no_marker(builds: Builds) -> None:
-    assert builds.statuses["empty"].items() >= {"revenue": "success", "customers": "success"}.items()
-    assert builds.ledgers["empty"] == []
+@pytest.fixture(scope="module")
+def retried(gold: Gold, failed_last: Built) -> Built:
+    return gold.build([1], command="retry")
 
 
-def test_a_build_of_a_sample_leaves_no_marker(builds: Builds) -> None:
-    assert builds.statuses["sample"].items() >= {"revenue": "success", "customers": "success"}.items()
-    assert builds.ledgers["sample"] == []
+def test_a_retry_builds_a_part_and_leaves_no_marker(failed_last: Built, retried: Built) -> None:
+    assert failed_last.statuses["revenue"] == "success"
+    assert failed_last.statuses["customers"] == "error"
+    assert retried.statuses["customers"] == "success"
+    assert "revenue" not in retried.statuses
+    assert retried.ledger == []
 
 
-def test_consumers_of_a_published_dataset(builds: Builds, spark: SparkSession) -> None:
-    ledger = f"{builds.project.schema}.observability_readiness"
-    path = str(builds.project.location / "observability_readiness")
+def test_a_build_without_rows_leaves_no_marker(gold: Gold, retried: Built) -> None:
+    empty = gold.build([1], "--empty")
+    assert empty.statuses.items() >= {"revenue": "success", "customers": "success"}.items()
+    assert empty.ledger == []
+
+
+def test_a_build_of_a_sample_leaves_no_marker(gold: Gold, retried: Built) -> None:
+    sample = gold.build([1], "--sample", "1 day")
+    assert sample.statuses.items() >= {"revenue": "success", "customers": "success"}.items()
+    assert sample.ledger == []
+
+
+def test_a_marker_that_an_unfinished_run_withdrew_does_not_come_back(gold: Gold, retried: Built) -> None:
+    unfinished = (
+        "'gold, withdrawn' as dataset, 'unfinished' as run_id, now() as published_at, "
+        "array() as table_versions"
+    )
+    gold.project.spark.sql(f"insert into {gold.ledger} by name select {unfinished}, 1 as format_version")
+    built = gold.build([41], fails=True)
+    assert built.statuses["revenue"] == "skipped"
+    assert built.ledger == []
+
+
+def test_consumers_of_a_published_dataset(gold: Gold, retried: Built, spark: SparkSession) -> None:
+    path = str(gold.project.location / "observability_readiness")
     with pytest.raises(NotReady, match="gold is not ready"):
-        ready_versions(spark, ledger, "gold")
+        ready_versions(spark, gold.ledger, "gold")
     assert look(Condition(table=path, dataset="gold")) is None
-    builds.build("at last", [1, 2])
-    versions = ready_versions(spark, ledger, "gold")
-    run_id = builds.ledgers["at last"][0].run_id
-    assert look(Condition(table=path, dataset="gold")) == {"run_id": run_id, "table_versions": versions}
-    assert look(Condition(table=path, dataset="gold", after_run=run_id)) is None
+    (published,) = gold.build([1, 2]).ledger
+    versions = ready_versions(spark, gold.ledger, "gold")
+    assert look(Condition(table=path, dataset="gold")) == {
+        "run_id": published.run_id, "table_versions": versions,
+    }  # fmt: skip
+    assert look(Condition(table=path, dataset="gold", after_run=published.run_id)) is None
     with pytest.raises(NotReady, match="silver is not ready"):
-        ready_versions(spark, ledger, "silver")
+        ready_versions(spark, gold.ledger, "silver")
 
 
 def test_the_commands_of_the_page(visits: Visits, capsys: pytest.CaptureFixture[str]) -> None:
