@@ -59,6 +59,12 @@ def test_equal_events_without_order_count_once_and_an_empty_value_is_not_null() 
     ]
 
 
+def test_events_of_one_time_and_order_are_in_the_order_of_their_values() -> None:
+    values = ["", "A", "B", "C", "D"]
+    events = [at(0, (), value) for value in values]
+    assert sessions_of(reversed(events), MINUTE) == [events]
+
+
 def test_a_session_closes_when_the_watermark_reaches_its_end_and_the_gap() -> None:
     session = [at(0), at(8)]
     assert closes_at(session, 10 * MINUTE) == 18 * MINUTE

@@ -27,5 +27,5 @@ def schema_validator(path: str) -> jsonschema_rs.Validator:
             offline=True,
         )
     except (jsonschema_rs.ValidationError, ValueError, TypeError) as failure:
-        said = str(getattr(failure, "message", failure)).splitlines()[0]
+        said = str(failure).splitlines()[0]
         raise WrongUse(f"'{path}' is no JSON Schema that can be used: {said}") from None

@@ -24,10 +24,12 @@ class Stub(Sink[Any]):
         self.answers = {record: list(given) for record, given in answers.items()}
         self.records_at_once = records_at_once
         self.calls: list[list[Any]] = []
+        self.seconds: list[float] = []
         self.stored: list[Any] = []
 
     def send(self, records: Sequence[Any], seconds: float) -> dict[int, Refusal]:
         self.calls.append(list(records))
+        self.seconds.append(seconds)
         refused: dict[int, Refusal] = {}
         for place, record in enumerate(records):
             answer = self.answers.get(record, [])
@@ -166,6 +168,27 @@ def test_an_unknown_error_is_raised_as_it_is() -> None:
         courier(Stub({A1: [ConnectionResetError()] * ALWAYS})).deliver([A1])
 
 
+def test_the_tries_have_the_policy_s_time_and_pauses() -> None:
+    slept: list[float] = []
+    policy = RetryPolicy(attempts=2, base_seconds=5, cap_seconds=5, jitter="tenth", attempt_seconds=7)
+    sink = Stub({A1: [BUSY]})
+    Courier(sink, policy, slept.append).deliver([A1])
+    assert sink.seconds == [7, 7]
+    assert len(slept) == 1
+    assert 4.5 <= slept[0] <= 5
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(BUSY, "Busy"), (ConnectionResetError(), "ConnectionResetError")]
+)
+def test_a_delivery_whose_time_is_up_says_why_the_records_were_not_taken(
+    error: Refusal | Exception, reason: str
+) -> None:
+    policy = RetryPolicy(attempts=3, base_seconds=10, cap_seconds=10, jitter="tenth", total_seconds=5)
+    with pytest.raises(Undelivered, match=rf"^1 of 1 records were not taken \({reason}\)$"):
+        Courier(Stub({A1: [error] * ALWAYS}), policy).deliver([A1])
+
+
 def test_requests_have_no_more_records_and_bytes_than_the_sink_takes() -> None:
     class Small(Stub):
         bytes_at_once = 10
@@ -178,3 +201,15 @@ def test_requests_have_no_more_records_and_bytes_than_the_sink_takes() -> None:
     assert sink.calls == [["aaaa", "bbbb"], ["cccc", "d", "e"], ["f", "g"], ["h" * 20], ["i"]]
     courier(sink).deliver([])
     assert len(sink.calls) == 5
+    exactly = Small({})
+    courier(exactly).deliver(["aaaaa", "bbbbb", "ccccc", "ddddd"])
+    assert exactly.calls == [["aaaaa", "bbbbb"], ["ccccc", "ddddd"]]
+
+
+def test_records_of_a_sink_without_sizes_are_limited_by_their_number_alone() -> None:
+    class Unmeasured(Stub):
+        bytes_at_once = 1
+
+    sink = Unmeasured({})
+    courier(sink).deliver(["a", "b", "c"])
+    assert sink.calls == [["a", "b", "c"]]

@@ -65,6 +65,14 @@ def test_ties_and_repeats_have_one_result_in_any_order() -> None:
         assert advance(versions, [Probe(100, "p")], [], 100).answers == [Answer(Probe(100, "p"), tied[1])]
 
 
+def test_of_versions_of_one_time_and_order_the_greatest_value_counts() -> None:
+    versions = [Version(100, (), value) for value in ("B", "", "D", "A", "C")]
+    assert advance(versions, [Probe(100, "p")], [], 100).answers == [Answer(Probe(100, "p"), versions[2])]
+    assert advance(versions[1::2], [Probe(100, "p")], [], 100).answers == [
+        Answer(Probe(100, "p"), versions[3])
+    ], "an empty value is less than any other"
+
+
 @pytest.mark.parametrize(("at", "found"), [(109, A1B), (113, A1B), (114, None)])
 def test_a_version_may_be_as_old_as_the_validity(at: int, found: Version | None) -> None:
     assert version_at([A1B], at, validity=10) == found
@@ -83,6 +91,7 @@ def test_the_state_changes_next_with_a_probe_a_newer_version_or_the_end_of_valid
     assert next_change([A1, A1B, A2], [EXACT]) == 103
     assert next_change([A1], [EXACT, BETWEEN]) == 104
     assert next_change([A1, A1B], [], validity=2) == 102
+    assert next_change([A1, A1B], [], validity=50) == 103
 
 
 def test_a_change_is_never_due_after_it_was_made() -> None:
