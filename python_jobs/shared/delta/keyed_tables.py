@@ -9,7 +9,7 @@ order, the newest version stays.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +40,7 @@ class DeltaSink(KeyedSink):
         date: str | None = None,
         version: Sequence[str] = (),
         final: str | None = None,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         """Create the table with the columns of ``rows``, or check the columns of the existing table.
 
@@ -54,11 +55,12 @@ class DeltaSink(KeyedSink):
                 higher version replaces a row. Without them the row that is written last is the newest one.
             final: boolean column without NULL: where it is true, only a row in which it is true replaces the row,
                 whatever the versions are.
+            properties: table properties of a table that is created.
 
         Raises:
             WrongUse: the existing table has other columns or partitions.
         """
-        create_table(spark, table, nullable(rows.schema), [date] if date else [])
+        create_table(spark, table, nullable(rows.schema), [date] if date else [], properties)
         self._table: DeltaTable = delta_table(spark, table)
         self._date, self._same_key = date, same_columns(key, null_safe=False)
         self._replaces = _replaces(version, final)

@@ -162,6 +162,17 @@ SOURCE_FAILURES = {
 _LOOK_SECONDS = 1  # between two checks for a signal; the end of the query itself is noticed at once
 
 
+def await_signal(query: StreamingQuery) -> bool:
+    """Wait until the query ends, or stop it at SIGTERM or SIGINT (Ctrl-C); return whether a signal stopped it."""
+    with end_requested() as stopped:
+        while not (query.awaitTermination(_LOOK_SECONDS) or stopped.is_set()):
+            pass
+    if not query.isActive:
+        return False
+    query.stop()
+    return True
+
+
 def await_end(
     query: StreamingQuery,
     function: BatchFunction,
@@ -176,13 +187,8 @@ def await_end(
         JobFailed: the source can't be streamed any more; the message is one sentence.
     """
     try:
-        with end_requested() as stopped:
-            while not (query.awaitTermination(_LOOK_SECONDS) or stopped.is_set()):
-                pass
-        if query.isActive:
-            query.stop()
-            if function.trigger is None:
-                raise KeyboardInterrupt
+        if await_signal(query) and function.trigger is None:
+            raise KeyboardInterrupt
     except StreamingQueryException as error:
         if function.failure is not None:
             raise function.failure from None
@@ -243,9 +249,15 @@ def empty_source(spark: SparkSession, source: str, own: Sequence[str]) -> DataFr
 
 
 def create_table(
-    spark: SparkSession, table: str, schema: StructType, partition_by: Sequence[str] = ()
+    spark: SparkSession,
+    table: str,
+    schema: StructType,
+    partition_by: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
 ) -> None:
     """Create an empty Delta table, or check that the existing table has this schema and these partition columns.
+
+    ``properties`` are table properties of a table that is created.
 
     Raises:
         WrongUse: the existing table has another schema or other partition columns.
@@ -253,6 +265,8 @@ def create_table(
     if not table_exists(spark, table):
         builder = DeltaTable.createIfNotExists(spark)
         builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
+        for name, value in (properties or {}).items():
+            builder = builder.property(name, value)
         builder.addColumns(schema).partitionedBy(*partition_by).execute()
         return
     existing = delta_table(spark, table)
