@@ -195,6 +195,9 @@ PROGRAMS = {
         f"{STREAMING}test_api_gateway_replay.py::"
         "test_an_outage_s_records_are_replayed_once_to_their_topics_and_partitions"
     ),
+    "python_jobs/streaming/batch_microbatch_continuum.py": (
+        f"{STREAMING}test_batch_microbatch_continuum.py::test_the_days_in_any_order_and_again_give_the_same_rows"
+    ),
     "python_jobs/streaming/hybrid_source.py": (
         f"{STREAMING}test_hybrid_source.py::test_a_history_that_is_complete_is_not_read_again"
     ),

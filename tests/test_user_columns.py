@@ -39,6 +39,7 @@ from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.records.json_records import parse_records
 from python_jobs.shared.records.session_streams import unusable
 from python_jobs.shared.spark.sql_text import identifier
+from python_jobs.streaming.gold_rows import Definition
 from tests.support.rows import assert_rows
 
 NOW = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
@@ -84,6 +85,18 @@ def test_windowed_counter_groups_by_any_name(spark: SparkSession, group: str) ->
     counted = windowed_counter.windows(rows, params)
     assert counted.columns == ["window_start", "window_end", group, "events"]
     assert_rows(counted.select(identifier(group), "events"), [("a", 2), ("b", 1)])
+
+
+@pytest.mark.parametrize("name", ["window", "Start", "a.b", "Order By", "newest"])
+def test_gold_rows_have_columns_of_any_name(spark: SparkSession, name: str) -> None:
+    rows = spark.createDataFrame([(NOW, "a", 1), (NOW, "a", 2), (NOW, "b", 4)], ["at time", name, "n"])
+    time, key = "`at time`", {name: identifier(name)}
+    windows = Definition(key=key, event_time=time, window="1 hour", sums={f"sum {name}": "n"})
+    summed = windows.newest(windows.rows(windows.usable(rows)))
+    assert_rows(summed.select(identifier(name), identifier(f"sum {name}")), [("a", 3), ("b", 4)])
+    single = Definition(key=key, event_time=time, columns={f"last {name}": "n"})
+    newest = single.newest(single.rows(single.usable(rows)))
+    assert_rows(newest.select(identifier(name), identifier(f"last {name}")), [("a", 2), ("b", 4)])
 
 
 @pytest.mark.parametrize("partition", ["files", "Newest", "small_files", "add_size", "a b"])

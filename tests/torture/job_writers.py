@@ -46,7 +46,7 @@ from python_jobs.ingestion import (
     incremental_table_loader,
     transformation_replicator,
 )
-from python_jobs.streaming import partial_state_writer
+from python_jobs.streaming import batch_microbatch_continuum, partial_state_writer
 from tests.support.geo_api import running_geo_api
 from tests.torture.inputs import (
     DERIVED_FROM_PAYLOAD,
@@ -413,6 +413,31 @@ def sessions_of_visits(folder: Path) -> dict[str, Any]:
     }
 
 
+def windows_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Batch-Microbatch Continuum as a batch."""
+    windows(spark, folder, "batch", **interval_of(day))
+
+
+def windows_of_what_came(spark: SparkSession, folder: Path) -> None:
+    """Batch-Microbatch Continuum as a stream, a file a batch."""
+    windows(spark, folder, "available_now")
+
+
+def windows(
+    spark: SparkSession, folder: Path, cadence: Literal["batch", "available_now"], **dates: Any
+) -> None:
+    """Run the job on the visits of all users."""
+    parameters = batch_microbatch_continuum.Parameters(
+        **file_by_file(folder, source="visits", target="windows"),
+        cadence=cadence,
+        key={"user_id": "user_id"},
+        window="1 hour",
+        sums={"positions": "position"},
+        **dates,
+    )
+    batch_microbatch_continuum.run(spark, parameters)
+
+
 def visits_with_ads(spark: SparkSession, folder: Path) -> None:
     """Dynamic Joiner, a file of each side a batch."""
     parameters = dynamic_joiner.Parameters(
@@ -471,6 +496,8 @@ def job_writers() -> Iterator[Writer]:
     yield by_day("incremental_sessionizer", visits_by_day, sessions_of_a_day, ("pending", "sessions", "dead"))
     yield stream("stateful_sessionizer", appended_visits, closed_sessions, ("live_sessions",))
     yield stream("partial_state_writer", appended_visits, growing_sessions, ("live_sessions",))
+    yield by_day("continuum_batch", appended_visits, windows_of_a_day, ("windows",), any_order=True)
+    yield stream("continuum_stream", appended_visits, windows_of_what_came, ("windows",))
     yield by_day(
         "static_late_data_integrator",
         visits_by_event_date,
