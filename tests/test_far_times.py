@@ -16,7 +16,7 @@ from python_jobs.error_management.watermarks import Policy, State, advance
 from python_jobs.idempotency.unit_tables import starts_unit
 from python_jobs.ingestion import incremental_loader
 from python_jobs.shared.core.failures import JobFailed
-from python_jobs.shared.delta.streams import parse_duration
+from python_jobs.shared.core.intervals import parse_duration
 
 DAY = dt.timedelta(days=1)
 FIRST, LAST = dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)

@@ -16,3 +16,19 @@
     {#- The microseconds of a timedelta, of whole seconds. -#}
     {{ return((duration.days * 86400 + duration.seconds) * 1000000) }}
 {% endmacro %}
+
+
+{% macro _run_partition(partition, of_run) %}
+    {#- The condition of the events of a run, or of another interval, with its values for the names in braces. -#}
+    {%- set values = {
+        '{start}': of_run.id,
+        '{end}': lakehouse_patterns.timestamp_literal(of_run.end),
+        '{date}': "date'" ~ of_run.start.date().isoformat() ~ "'",
+        '{hour}': of_run.start.hour | string,
+    } -%}
+    {%- set condition = namespace(sql=partition) -%}
+    {%- for name, value in values.items() -%}
+        {%- set condition.sql = condition.sql | replace(name, value) -%}
+    {%- endfor -%}
+    {{ return(condition.sql) }}
+{% endmacro %}

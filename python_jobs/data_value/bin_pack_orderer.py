@@ -49,7 +49,7 @@ from python_jobs.data_value.bins import Event, packed
 from python_jobs.data_value.bulk_sinks import Output, Sent
 from python_jobs.data_value.ordered_delivery import Courier, Undelivered
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.core.intervals import from_micros, parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.partial_failures import require_no_failures
 from python_jobs.shared.core.retry import RetryPolicy
@@ -61,11 +61,10 @@ from python_jobs.shared.delta.streams import (
     batch_options,
     empty_source,
     evaluated_once,
-    parse_duration,
 )
 from python_jobs.shared.delta.table_streams import TableStream
-from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream, first_error
-from python_jobs.shared.records.event_times import absence
+from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
+from python_jobs.shared.records.event_times import absence, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job

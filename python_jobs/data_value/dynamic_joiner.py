@@ -54,6 +54,7 @@ from pyspark.sql.types import ArrayType, LongType, StructType
 
 from python_jobs.data_value.as_of_state import ANSWERS, IS_PROBE, MICROS, ORDER, VALUE, AsOfState
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.checkpoints import batch_watermark, has_progress
 from python_jobs.shared.delta.commits import latest_version
@@ -70,12 +71,11 @@ from python_jobs.shared.delta.streams import (
     empty_source,
     evaluated_once,
     nullable,
-    parse_duration,
     read_stream,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
-from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
-from python_jobs.shared.records.event_times import absence
+from python_jobs.shared.records.dead_letters import DeadLetterStream
+from python_jobs.shared.records.event_times import absence, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.queries import first_line

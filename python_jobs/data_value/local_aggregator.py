@@ -76,8 +76,8 @@ from python_jobs.shared.delta.tables import delta_table, table_id
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, read_topics, source_failure
-from python_jobs.shared.records.dead_letters import dead_letters, first_error
-from python_jobs.shared.records.event_times import absence
+from python_jobs.shared.records.dead_letters import dead_letters
+from python_jobs.shared.records.event_times import absence, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.queries import first_line

@@ -40,20 +40,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from python_jobs.shared.core.sessions import CLOSED, first_event, never
+from python_jobs.shared.core.sessions import first_event, never
 from python_jobs.shared.records.json_records import ERROR_CLASS
-from python_jobs.shared.records.session_streams import (
-    EVENT_TIME,
-    MICROS,
-    ORDER,
-    VALUE,
-    SessionWriter,
-    run_sessions,
-    with_dead_records,
-)
+from python_jobs.shared.records.session_rows import EVENT_TIME
+from python_jobs.shared.records.session_streams import SessionWriter, run_sessions, with_dead_records
 from python_jobs.shared.records.session_tables import SessionTable, start_sessions
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import named_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,25 +67,8 @@ def sessions(records: DataFrame, params: Parameters) -> DataFrame:
     if params.variant == "timers":
         return params.changes(records, first_event, never, params.rows)
     rows = params.judged(records)
-    events = F.array_sort(F.collect_set(F.struct(F.col(MICROS).alias("at"), ORDER, VALUE)))
-    closed = (
-        rows.where(F.col(ERROR_CLASS).isNull())
-        .withColumn(MICROS, F.unix_micros(EVENT_TIME))
-        .withWatermark(EVENT_TIME, params.watermark)
-        .groupBy(F.session_window(EVENT_TIME, params.gap), *named_columns(params.key))
-        .agg(events.alias("__all"))
-        .select(
-            *named_columns(params.key),
-            F.expr("array(__all[0].at)").alias("__identity"),
-            F.expr("__all[0].at").alias("__started_at"),
-            F.expr("element_at(__all, -1).at").alias("__ended_at"),
-            F.size("__all").alias("__events"),
-            F.expr(f"transform(__all, event -> event.{VALUE})").alias("__values"),
-            F.lit(CLOSED).alias("__status"),
-            F.size("__all").cast("bigint").alias("__version"),
-        )
-    )
-    return with_dead_records(params.rows(closed), rows)
+    complete = rows.where(F.col(ERROR_CLASS).isNull()).withWatermark(EVENT_TIME, params.watermark)
+    return with_dead_records(params.rows(params.sessions(complete)), rows)
 
 
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, SessionWriter]:

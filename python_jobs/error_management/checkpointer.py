@@ -56,6 +56,7 @@ from python_jobs.error_management.checkpoint_files import (
     require_durable,
 )
 from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_least
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import listening
@@ -65,7 +66,6 @@ from python_jobs.shared.delta.streams import (
     await_end,
     create_table,
     evaluated_once,
-    parse_duration,
     start_query,
 )
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id

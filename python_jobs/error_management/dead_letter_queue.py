@@ -33,10 +33,10 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
-from python_jobs.shared.core.intervals import moved, to_micros
+from python_jobs.shared.core.intervals import moved, parse_duration, to_micros
 from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.delta.commits import find_commit, latest_version, noted, numeric_metrics
-from python_jobs.shared.delta.streams import create_table, evaluated_once, parse_duration
+from python_jobs.shared.delta.streams import create_table, evaluated_once
 from python_jobs.shared.delta.tables import delta_table, read_table
 from python_jobs.shared.records.dead_letters import DISCARDED, PARKED, PENDING
 from python_jobs.shared.records.json_records import ERROR_CLASS

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse, given, require_at_least
-from python_jobs.shared.core.intervals import from_micros, moved
+from python_jobs.shared.core.intervals import from_micros, moved, parse_duration
 from python_jobs.shared.core.numbers import exceeds
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.yaml_files import read_yaml
@@ -48,7 +48,6 @@ from python_jobs.shared.delta.streams import (
     await_end,
     batch_options,
     create_table,
-    parse_duration,
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table, table_exists

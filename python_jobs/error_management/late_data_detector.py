@@ -54,7 +54,7 @@ from python_jobs.error_management.watermarks import (
     is_late,
 )
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import from_micros, moved, to_micros
+from python_jobs.shared.core.intervals import from_micros, moved, parse_duration, to_micros
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -64,14 +64,10 @@ from python_jobs.shared.delta.streams import (
     create_table,
     empty_source,
     nullable,
-    parse_duration,
 )
 from python_jobs.shared.delta.tables import read_table
-from python_jobs.shared.records.dead_letters import (
-    DEAD_LETTER_COLUMNS,
-    DeadLetterStream,
-    first_error,
-)
+from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
+from python_jobs.shared.records.event_times import first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column

@@ -41,7 +41,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
-from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.core.intervals import parse_duration, to_micros
 from python_jobs.shared.delta.commits import is_committed, latest_version
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.streams import (
@@ -54,7 +54,6 @@ from python_jobs.shared.delta.streams import (
     create_table,
     evaluated_once,
     nullable,
-    parse_duration,
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table

@@ -48,7 +48,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import parse_time
+from python_jobs.shared.core.intervals import parse_duration, parse_time
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import ProgressTotals, listening
@@ -62,13 +62,9 @@ from python_jobs.shared.delta.streams import (
     empty_source,
     evaluated_once,
     nullable,
-    parse_duration,
 )
-from python_jobs.shared.records.dead_letters import (
-    DEAD_LETTER_COLUMNS,
-    DeadLetterStream,
-    first_error,
-)
+from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
+from python_jobs.shared.records.event_times import first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings

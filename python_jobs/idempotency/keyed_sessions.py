@@ -57,11 +57,11 @@ from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
+from python_jobs.shared.records.session_rows import stamped
 from python_jobs.shared.records.session_streams import (
     SessionStream,
     SessionWriter,
     run_sessions,
-    stamped,
     unusable,
 )
 from python_jobs.shared.spark.job import run_job

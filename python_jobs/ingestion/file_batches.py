@@ -10,9 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import to_micros
+from python_jobs.shared.core.intervals import parse_duration, to_micros
 from python_jobs.shared.delta.commits import write_once
-from python_jobs.shared.delta.streams import parse_duration
 from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.files.file_sets import SourceFile, unreadable_among
 from python_jobs.shared.spark.hadoop_files import HadoopFolder

@@ -45,7 +45,8 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import table_id
 from python_jobs.shared.kafka.settings import refuse_secrets
 from python_jobs.shared.kafka.topics import describe_topics, producer_settings, publish
-from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
+from python_jobs.shared.records.dead_letters import DeadLetterStream
+from python_jobs.shared.records.event_times import first_error
 from python_jobs.shared.records.json_records import (
     ERROR_CLASS,
     MISSING_FIELD,

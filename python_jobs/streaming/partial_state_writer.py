@@ -47,8 +47,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.sessions import Emits, each_events, each_interval, each_update, first_event
-from python_jobs.shared.delta.streams import parse_duration
 from python_jobs.shared.records.session_streams import SessionWriter, run_sessions
 from python_jobs.shared.records.session_tables import SessionTable, start_sessions
 from python_jobs.shared.spark.job import run_job

@@ -14,6 +14,7 @@ from python_jobs.shared.core.intervals import (
     duration,
     from_micros,
     moved,
+    parse_duration,
     parse_time,
     partition_folder,
     previous_run_time,
@@ -133,6 +134,15 @@ def test_a_duration_is_not_longer_than_python_s() -> None:
         message = f"{text} days are too long; a duration has at most 999999999 days"
         with pytest.raises(WrongUse, match=f"^{re.escape(message)}$"):
             duration("days", count)
+
+
+def test_a_duration_is_a_number_of_seconds_minutes_hours_or_days() -> None:
+    found = [parse_duration(text) for text in ("1 second", "10 minutes", "2 hours", "1 day")]
+    assert found == [dt.timedelta(seconds=seconds) for seconds in (1, 600, 7200, 86_400)]
+    for text in ("soon", "0 hours", "1 week", "1.5 hours", "-1 days", "10 minutes or so"):
+        message = f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'"
+        with pytest.raises(WrongUse, match=f"^{re.escape(message)}$"):
+            parse_duration(text)
 
 
 def test_microseconds_outside_of_the_years_are_refused() -> None:

@@ -74,22 +74,6 @@ where error_class is not null
 {% endmacro %}
 
 
-{% macro _run_partition(partition, of_run) %}
-    {#- The condition of the run's events, with the run's values for the names in braces. -#}
-    {%- set values = {
-        '{start}': of_run.id,
-        '{end}': lakehouse_patterns.timestamp_literal(of_run.end),
-        '{date}': "date'" ~ of_run.start.date().isoformat() ~ "'",
-        '{hour}': of_run.start.hour | string,
-    } -%}
-    {%- set condition = namespace(sql=partition) -%}
-    {%- for name, value in values.items() -%}
-        {%- set condition.sql = condition.sql | replace(name, value) -%}
-    {%- endfor -%}
-    {{ return(condition.sql) }}
-{% endmacro %}
-
-
 {% macro _judged_session_events_sql(events, rules, of_run) %}
     {#- Each event of the run's partition with its owner, time, order and value; with an error if it has no session. -#}
     {%- set absent, absent_owner = [], [] -%}

@@ -20,6 +20,7 @@ _DAY = dt.timedelta(days=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 Moment = TypeVar("Moment", dt.date, dt.datetime)
 
+_DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
 _UNITS = {"hour": dt.timedelta(hours=1), "day": _DAY}
 
 
@@ -122,6 +123,18 @@ def duration(unit: str, count: float) -> dt.timedelta:
         return dt.timedelta(**{unit: count})
     except OverflowError:
         raise WrongUse(f"{count:g} {unit} are too long; a duration has at most 999999999 days") from None
+
+
+def parse_duration(text: str) -> dt.timedelta:
+    """Return the duration that a text such as ``10 minutes`` names.
+
+    Raises:
+        WrongUse: the text is no duration, or the duration is zero or too long.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise WrongUse(f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'")
+    return duration(f"{match[2]}s", int(match[1]))
 
 
 def partition_folder(start: dt.datetime, grain: str) -> str:

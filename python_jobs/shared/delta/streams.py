@@ -6,9 +6,7 @@ number as ``txnVersion``. So a repeated batch adds nothing to a table that alrea
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
-from python_jobs.shared.core.intervals import duration
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.signals import end_requested
@@ -32,20 +30,6 @@ from python_jobs.shared.delta.tables import delta_table, read_table, table_exist
 from python_jobs.shared.spark.sql_text import require_free_names
 
 OutputMode = Literal["append", "update"]
-
-_DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
-
-
-def parse_duration(text: str) -> dt.timedelta:
-    """Return the duration that a text such as ``10 minutes`` names.
-
-    Raises:
-        WrongUse: the text is no duration, or the duration is zero or too long.
-    """
-    match = _DURATION.fullmatch(text)
-    if match is None or int(match[1]) == 0:
-        raise WrongUse(f"'{text}' is no duration; use a text such as '10 seconds', '10 minutes' or '1 hour'")
-    return duration(f"{match[2]}s", int(match[1]))
 
 
 @dataclass(frozen=True, kw_only=True)

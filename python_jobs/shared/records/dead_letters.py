@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
@@ -136,19 +136,6 @@ class DeadLetterStream(StreamParameters):
             "max_files_per_trigger": self.max_files_per_trigger,
         }
         return TableStream(job=job, source=source, checkpoint=checkpoint, **(declared | others))
-
-
-def first_error(errors: Sequence[tuple[Column, str, Column]]) -> list[Column]:
-    """Return a record's error class and message, NULL if it has no error.
-
-    Args:
-        errors: condition, class and message of each error; the first one whose condition holds counts.
-    """
-    error_class = error_message = F.lit(None).cast("string")
-    for condition, name, message in reversed(errors):
-        error_class = F.when(condition, F.lit(name)).otherwise(error_class)
-        error_message = F.when(condition, message).otherwise(error_message)
-    return [error_class.alias(ERROR_CLASS), error_message.alias(ERROR_MESSAGE)]
 
 
 def valid_records(parsed: DataFrame) -> DataFrame:

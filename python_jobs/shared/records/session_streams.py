@@ -8,64 +8,44 @@ Spark hands them over before it looks at timers.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.sessions import Emits, Event, Identity, Session, advance, closes_at, sessions_of
 from python_jobs.shared.delta.keyed_tables import KeyedSink
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.state_stores import loading_state
-from python_jobs.shared.delta.streams import (
-    BatchFunction,
-    append,
-    await_end,
-    batch_options,
-    evaluated_once,
-    parse_duration,
-)
-from python_jobs.shared.records.dead_letters import DeadLetterStream, first_error
+from python_jobs.shared.delta.streams import BatchFunction, append, await_end, batch_options, evaluated_once
+from python_jobs.shared.records.dead_letters import DeadLetterStream
 from python_jobs.shared.records.event_timers import move_timer, watermark_micros
-from python_jobs.shared.records.event_times import absence
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
-from python_jobs.shared.spark.times import with_timestamp
-
-# The key's columns have names that the user chose.
-EVENT_TIME, ORDER, DEAD = "__event_time", "__order", "__dead"
-MICROS, VALUE = "__event_micros", "__value"
-_STATE = "at bigint, event_order array<bigint>, value string"
-# Times are microseconds on their way through Python, which would read timestamps in a time zone.
-CHANGES = (
-    "__identity array<bigint>, __started_at bigint, __ended_at bigint, __events int, __values array<string>, "
-    "__status string, __version bigint"
+from python_jobs.shared.records.session_rows import (
+    CHANGES,
+    DEAD,
+    EVENT_TIME,
+    MICROS,
+    ORDER,
+    VALUE,
+    SessionRecords,
+    stamped,
 )
+from python_jobs.shared.spark.sql_text import identifier, named_columns
+
+_STATE = "at bigint, event_order array<bigint>, value string"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionStream(DeadLetterStream):
+class SessionStream(SessionRecords, DeadLetterStream):
     """Parameters of a stream that groups the records of a Delta table into sessions."""
 
-    source: str
-    """Append-only Delta table (name or path)."""
-    key: dict[str, str]
-    """Columns that identify the session's owner (such as user_id), each with its SQL expression over the source."""
-    event_time: str
-    """SQL expression of the event's time: a timestamp, or a text that names date and time; use try_ functions."""
-    ties: list[str] = field(default_factory=list)
-    """Integer columns that order and distinguish events of one time, such as partition and offset."""
-    value: str
-    """SQL expression of the value that a session lists for each event, such as the page."""
-    gap: str = "30 minutes"
-    """Maximum event time between two successive events of one session."""
     watermark: str = "10 minutes"
     """Delay of the watermark behind the latest event time."""
     target: str
@@ -74,57 +54,11 @@ class SessionStream(DeadLetterStream):
     """Folder of the stream's progress and state: one for each source and target, kept as long as these tables."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        DeadLetterStream.__post_init__(self)
+        SessionRecords.__post_init__(self)
         if len({self.source, self.target, self.dead_letter}) < 3:
             raise WrongUse("source, target and dead_letter must be three tables")
-        parse_duration(self.gap)
         parse_duration(self.watermark)
-        if not self.key:
-            raise WrongUse("key is empty; it takes one column or more, each with its expression")
-        taken = taken_names(self.key, by=self.own_columns())
-        if taken:
-            raise WrongUse(f"key can't name columns that the job writes itself: {', '.join(taken)}")
-
-    @classmethod
-    def own_columns(cls) -> Sequence[str]:
-        """Return the columns that the job adds to the key in its target."""
-        return ()
-
-    @property
-    def gap_micros(self) -> int:
-        """The gap in microseconds."""
-        return parse_duration(self.gap) // dt.timedelta(microseconds=1)
-
-    def times(self) -> dict[str, str]:
-        """Return the expression of each time that a record must have, by parameter, the event's time first."""
-        return {"event_time": self.event_time}
-
-    def judged(self, records: DataFrame) -> DataFrame:
-        """Return each record with its owner, time, order, value and error; the error is NULL if the record is complete.
-
-        Raises:
-            WrongUse: an expression can't be resolved or has another type.
-        """
-        times = {f"__{name}": name for name in self.times()}
-        try:
-            timed = records
-            for column, name in times.items():
-                timed = with_timestamp(timed, column, self.times()[name], name)
-            rows = timed.select(
-                *(F.expr(expression).alias(name) for name, expression in self.key.items()),
-                *times,
-                self._order(list(times)[1:]).alias(ORDER),
-                F.expr(self.value).cast("string").alias(VALUE),
-                F.struct(*(named_column(name) for name in records.columns)).alias(DEAD),
-            )
-        except AnalysisException as failure:
-            raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
-        return rows.select("*", *first_error(absence({name: name for name in self.key}, times)))
-
-    def _order(self, times: Sequence[str]) -> Column:
-        parts = [F.unix_micros(name) for name in times]
-        parts += [named_column(name).cast("bigint") for name in self.ties]
-        return F.array(*parts) if parts else F.expr("cast(array() as array<bigint>)")
 
     def changes_schema(self, rows: DataFrame) -> str:
         """Return the columns of the state's changes; the key's are taken from ``rows``."""
@@ -187,11 +121,6 @@ class SessionWriter(BatchFunction):
             self._sink.write(stamped(changed, self._written_at, now.isoformat()), batch_id)
         self.sessions += counts.get(True, 0)
         self.dead += counts.get(False, 0)
-
-
-def stamped(rows: DataFrame, column: str, now: str) -> DataFrame:
-    """Return sessions with the time at which they are written."""
-    return rows.withColumn(column, F.lit(now).cast("timestamp"))
 
 
 def run_sessions(

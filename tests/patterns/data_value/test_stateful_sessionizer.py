@@ -13,7 +13,7 @@ from python_jobs.data_value import stateful_sessionizer as job
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.core.sessions import Event, sessions_of
 from python_jobs.shared.delta.keyed_tables import DeltaSink
-from python_jobs.shared.records.session_tables import VERSION
+from python_jobs.shared.records.session_rows import VERSION
 from tests.support.rows import assert_rows
 from tests.support.session_streams import EVENTS, SessionStream, at
 from tests.support.snippets import snippet
