@@ -198,6 +198,12 @@ PROGRAMS = {
     "python_jobs/streaming/batch_microbatch_continuum.py": (
         f"{STREAMING}test_batch_microbatch_continuum.py::test_the_days_in_any_order_and_again_give_the_same_rows"
     ),
+    "python_jobs/streaming/batch_reprocessor.py": (
+        f"{STREAMING}test_batch_reprocessor.py::test_a_rerun_leaves_the_same_rows_and_commits_nothing"
+    ),
+    "python_jobs/streaming/batch_reprocessor_records.py": (
+        f"{STREAMING}test_batch_reprocessor_records.py::test_a_rerun_commits_nothing"
+    ),
     "python_jobs/streaming/hybrid_source.py": (
         f"{STREAMING}test_hybrid_source.py::test_a_history_that_is_complete_is_not_read_again"
     ),

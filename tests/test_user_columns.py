@@ -39,6 +39,8 @@ from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.records.json_records import parse_records
 from python_jobs.shared.records.session_streams import unusable
 from python_jobs.shared.spark.sql_text import identifier
+from python_jobs.streaming import batch_reprocessor
+from python_jobs.streaming.corrections import ACTION, UNCHANGED, compared
 from python_jobs.streaming.gold_rows import Definition
 from tests.support.rows import assert_rows
 
@@ -74,6 +76,25 @@ def test_dynamic_joiner_joins_columns_of_any_name(spark: SparkSession, name: str
     )  # fmt: skip
     found = dynamic_joiner.joined(rows, rows, params).where("__side is null")
     assert_rows(found.select(*map(identifier, (*expression, *other))), [("v", "v")])
+
+
+def test_batch_reprocessor_walks_and_corrects_by_a_key_of_any_name(spark: SparkSession) -> None:
+    name = "a.b `Window`"
+    params = batch_reprocessor.Parameters(
+        source="visits", target="sessions", partition="true", key={name: identifier("__id")}, event_time="__at",
+        value="`from`", from_="2024-03-01T12", to="2024-03-01T13", until="2024-03-01T14",
+    )  # fmt: skip
+    visits = [("v", NOW - dt.timedelta(minutes=5), "x"), ("v", NOW, "y")]
+    judged = params.judged(spark.createDataFrame(visits, "__id string, __at timestamp, from string"))
+    records = judged.withColumn("__event_micros", F.unix_micros("__event_time"))
+    found = params.walk.reconstruct(
+        lambda hour: records.where(F.col("__event_time").between(hour.start, hour.end)),
+        params.range,
+        records.where("false").select(identifier(name), F.lit(0).alias("__low"), F.lit(0).alias("__high")),
+    )
+    rows = params.of_sessions(found.records, found.read)
+    changes = compared(rows, rows, [name, "session_id"], "written_at")
+    assert_rows(changes.select(ACTION, f"__new.{identifier(name)}", "__new.events"), [(UNCHANGED, "v", 2)])
 
 
 @pytest.mark.parametrize("group", ["window", "Start", "a.b"])

@@ -39,12 +39,12 @@ from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.json_text import json_text
-from python_jobs.shared.core.origins import ORIGIN, Origin
+from python_jobs.shared.core.origins import ORIGIN
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -71,9 +71,15 @@ from python_jobs.shared.kafka.topics import (
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import taken_names
+from python_jobs.streaming.positioned_rows import (
+    INGESTED_AT,
+    POSITION,
+    ingested,
+    lies_before,
+    positioned_rows,
+    require_positions,
+)
 
-POSITION = ("topic", "partition", "offset")
-INGESTED_AT = "ingested_at"
 # What expressions over the topic's records may read.
 _KAFKA = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -137,34 +143,19 @@ class Parameters(StreamParameters):
         """Settings of Kafka's Java client."""
         return consumer_settings(self.bootstrap_servers, self.consumer)
 
-    def is_history(self) -> Any:
+    def is_history(self) -> Column:
         """Return the condition for rows of the history: a record of the topic before the boundary of its partition."""
-        before = F.lit(False)
-        for partition, offset in self.boundary.items():
-            before = before | ((F.col("partition") == int(partition)) & (F.col("offset") < offset))
-        return (F.col("topic") == self.topic) & before
+        return lies_before(self.topic, self.boundary)
 
     def history_rows(self, records: DataFrame) -> DataFrame:
         """Return the target's rows for the history's records before the boundary."""
-        return _rows(records.where(self.is_history()), self.history_columns, "historical")
+        return positioned_rows(records.where(self.is_history()), self.history_columns, "historical")
 
     def live_rows(self, records: DataFrame) -> DataFrame:
         """Return the target's rows for the topic's records."""
-        return _rows(bronze_rows(records, 0, {}).drop("ingested_at"), self.live_columns, "real_time")
-
-
-def _rows(records: DataFrame, columns: dict[str, str], origin: Origin) -> DataFrame:
-    return records.select(
-        F.col("topic").cast("string").alias("topic"),
-        F.col("partition").cast("int").alias("partition"),
-        F.col("offset").cast("bigint").alias("offset"),
-        *(F.expr(expression).alias(name) for name, expression in columns.items()),
-        F.lit(origin).alias(ORIGIN),
-    )
-
-
-def _stamped(rows: DataFrame, now: str) -> DataFrame:
-    return rows.withColumn(INGESTED_AT, F.lit(now).cast("timestamp"))
+        return positioned_rows(
+            bronze_rows(records, 0, {}).drop("ingested_at"), self.live_columns, "real_time"
+        )
 
 
 class Appender(BatchFunction):
@@ -182,7 +173,7 @@ class Appender(BatchFunction):
         if self._topics is not None:
             self._topics.require_unchanged()
         now, observation = self._params.processing_time(), Observation()
-        observed = _stamped(rows, now.isoformat()).observe(observation, F.count(F.lit(1)).alias("records"))
+        observed = ingested(rows, now.isoformat()).observe(observation, F.count(F.lit(1)).alias("records"))
         try:
             append(observed, self._params.target, batch_options(self._writer_id, batch_id))
         except (PySparkException, Py4JJavaError) as failure:
@@ -236,12 +227,7 @@ def _require_partitions(params: Parameters, partitions: int) -> None:
 def _prepare_target(spark: SparkSession, params: Parameters) -> None:
     """Create or check the target; refuse sources that don't give the same columns."""
     empty = empty_source(spark, params.history, ())
-    missing = [name for name in POSITION if name not in empty.columns]
-    if missing:
-        raise WrongUse(
-            f"the history '{params.history}' has no column {', '.join(missing)}: a history is closed by its records' "
-            "positions, not by a filter on their values"
-        )
+    require_positions(empty.columns, f"the history '{params.history}'")
     kafka = spark.createDataFrame([], _KAFKA)
     try:
         history, live = params.history_rows(empty), params.live_rows(kafka)
@@ -252,7 +238,7 @@ def _prepare_target(spark: SparkSession, params: Parameters) -> None:
             raise WrongUse(
                 f"the column '{name}' is {one} in the history and {other} in the topic; cast one of them"
             )
-    create_table(spark, params.target, nullable(_stamped(history, "1970-01-01").schema))
+    create_table(spark, params.target, nullable(ingested(history, "1970-01-01").schema))
 
 
 def _require_whole(spark: SparkSession, params: Parameters) -> None:

@@ -83,6 +83,17 @@ def appended_visits(spark: SparkSession, folder: Path) -> None:
         frame.write.format("delta").mode("append").save(str(folder / "visits"))
 
 
+def records_of_visits(spark: SparkSession, folder: Path) -> None:
+    """The same visits as a topic's records, with their positions."""
+    appended_visits(spark, folder)
+    visits = spark.read.format("delta").load(str(folder / "visits"))
+    position = ["'visits' as topic", "0 as partition", "position as offset", "visit_id"]
+    records = visits.selectExpr(*position)
+    records.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
+        str(folder / "visits")
+    )
+
+
 def visits_and_ads(spark: SparkSession, folder: Path) -> None:
     """Append the visits, and a minute after each first visit of a user and day an ad."""
     appended_visits(spark, folder)

@@ -46,7 +46,12 @@ from python_jobs.ingestion import (
     incremental_table_loader,
     transformation_replicator,
 )
-from python_jobs.streaming import batch_microbatch_continuum, partial_state_writer
+from python_jobs.streaming import (
+    batch_microbatch_continuum,
+    batch_reprocessor,
+    batch_reprocessor_records,
+    partial_state_writer,
+)
 from tests.support.geo_api import running_geo_api
 from tests.torture.inputs import (
     DERIVED_FROM_PAYLOAD,
@@ -58,6 +63,7 @@ from tests.torture.inputs import (
     dead_letters,
     lists_of_devices,
     payloads,
+    records_of_visits,
     small_files,
     visits_and_ads,
     visits_and_pages,
@@ -401,6 +407,40 @@ def growing_sessions(spark: SparkSession, folder: Path) -> None:
     partial_state_writer.run(spark, partial_state_writer.Parameters(**sessions_of_visits(folder)))
 
 
+def sessions_of_a_day_again(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Batch Reprocessor, the sessions of a day: each visit of a morning is an hour and more after the one before."""
+    parameters = batch_reprocessor.Parameters(
+        source=str(folder / "visits"),
+        partition="event_date = {date}",
+        period="1 day",
+        from_=f"{day}",
+        to=f"{day + dt.timedelta(days=1)}",
+        until=f"{DAYS[-1] + dt.timedelta(days=7)}",
+        key={"page": "page"},
+        event_time="event_time",
+        value="visit_id",
+        gap="18 hours",
+        target=str(folder / "sessions"),
+        now=NOW,
+    )
+    batch_reprocessor.run(spark, parameters)
+
+
+def records_of_a_day_again(spark: SparkSession, folder: Path, day: dt.date) -> None:
+    """Batch Reprocessor of records, a day's range of offsets."""
+    first = 4 * DAYS.index(day)
+    parameters = batch_reprocessor_records.Parameters(
+        source=str(folder / "visits"),
+        topic="visits",
+        begin={"0": first},
+        end={"0": first + 4},
+        columns={"visit_id": "visit_id"},
+        target=str(folder / "rows"),
+        now=NOW,
+    )
+    batch_reprocessor_records.run(spark, parameters)
+
+
 def sessions_of_visits(folder: Path) -> dict[str, Any]:
     """Return the parameters of a job that writes the visits' sessions by user."""
     return {
@@ -498,6 +538,22 @@ def job_writers() -> Iterator[Writer]:
     yield stream("partial_state_writer", appended_visits, growing_sessions, ("live_sessions",))
     yield by_day("continuum_batch", appended_visits, windows_of_a_day, ("windows",), any_order=True)
     yield stream("continuum_stream", appended_visits, windows_of_what_came, ("windows",))
+    yield by_day(
+        "batch_reprocessor",
+        visits_by_event_date,
+        sessions_of_a_day_again,
+        ("sessions",),
+        any_order=True,
+        adds_once=True,
+    )
+    yield by_day(
+        "batch_reprocessor_records",
+        records_of_visits,
+        records_of_a_day_again,
+        ("rows",),
+        any_order=True,
+        adds_once=True,
+    )
     yield by_day(
         "static_late_data_integrator",
         visits_by_event_date,

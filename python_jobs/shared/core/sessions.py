@@ -45,9 +45,14 @@ def is_same_session(earlier: int, later: int, gap: int) -> bool:
     return later - earlier <= gap
 
 
+def closing_time(end: int, gap: int) -> int:
+    """Return the watermark with which a session is closed whose last event is at ``end``."""
+    return end + gap
+
+
 def closes_at(session: Session, gap: int) -> int:
     """Return the watermark with which the session is closed."""
-    return session[-1].at + gap
+    return closing_time(session[-1].at, gap)
 
 
 def sessions_of(events: Iterable[Event], gap: int) -> list[Session]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from delta.tables import DeltaMergeBuilder, DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from python_jobs.shared.delta.streams import create_table, nullable
 from python_jobs.shared.delta.tables import delta_table
@@ -64,17 +64,50 @@ class DeltaSink(KeyedSink):
         self._table: DeltaTable = delta_table(spark, table)
         self._date, self._same_key = date, same_columns(key, null_safe=False)
         self._replaces = _replaces(version, final)
+        # Not below the first version column, such as the release.
+        self._corrects = f"{_values('s', version[:1])} >= {_values('t', version[:1])}" if version else "true"
+        self._columns = rows.columns
 
     def write(self, rows: DataFrame, run: int) -> None:
         """Merge the rows in one commit, or do nothing without rows; with a ``date`` they are read twice."""
-        condition = self._same_key
+        merge = self._merge(rows)
+        if merge is not None:
+            merge.whenMatchedUpdateAll(self._replaces).whenNotMatchedInsertAll().execute()
+
+    def correct(self, rows: DataFrame, is_gone: str, within: str = "") -> None:
+        """Replace, add and delete rows by key in one commit, or do nothing without rows.
+
+        Other than with :meth:`write`, a row may replace one of more events or a final one, because it was computed
+        from all events. Only a row that is higher in the first version column stays as it is.
+
+        Args:
+            rows: rows of the table, each key at most once, with one more column.
+            is_gone: the name of that boolean column: true deletes the row of this key.
+            within: SQL condition of literals for the table's rows ``t`` of these keys, which prunes its files; default
+                none.
+        """
+        merge = self._merge(rows, within)
+        if merge is None:
+            return
+        columns: dict[str, str | Column] = {
+            identifier(name): f"s.{identifier(name)}" for name in self._columns
+        }
+        gone = f"s.{identifier(is_gone)}"
+        (
+            merge.whenMatchedDelete(f"{gone} and {self._corrects}")
+            .whenMatchedUpdate(f"not {gone} and {self._corrects}", columns)
+            .whenNotMatchedInsert(f"not {gone}", columns)
+            .execute()
+        )
+
+    def _merge(self, rows: DataFrame, within: str = "") -> DeltaMergeBuilder | None:
+        condition = f"{within} and {self._same_key}" if within else self._same_key
         if self._date:
             dates = dates_of(rows, self._date)
             if not dates and rows.isEmpty():
-                return
+                return None
             condition = f"{among(self._date, dates)} and {condition}"
-        merge = self._table.alias("t").merge(rows.alias("s"), condition)
-        merge.whenMatchedUpdateAll(self._replaces).whenNotMatchedInsertAll().execute()
+        return self._table.alias("t").merge(rows.alias("s"), condition)
 
 
 def _replaces(version: Sequence[str], final: str | None) -> str | None:

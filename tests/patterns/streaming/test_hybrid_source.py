@@ -223,7 +223,7 @@ def test_wrong_use_is_refused_in_one_sentence(hybrid: Hybrid) -> None:
         ({"boundary.0": "99"}, "the history of partition 0 ends before"),
         (
             {"history": without},
-            "has no column partition, offset: a history is closed by its records' positions",
+            "has no column partition, offset: its bounds are its records' positions",
         ),
         ({"history_columns.other": "1"}, "must name the same columns in the same order"),
         (
