@@ -47,6 +47,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, WrongUse, given, require_at_least
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import latest_version, until_committed
 from python_jobs.shared.delta.keyed_tables import DeltaSink
@@ -58,7 +59,6 @@ from python_jobs.shared.delta.streams import (
     await_signal,
     empty_source,
     evaluated_once,
-    parse_duration,
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table, table_id
