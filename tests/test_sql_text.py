@@ -9,11 +9,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.ingestion.compactor import Parameters, partition_predicate
+from python_jobs.ingestion.compactor import Parameters
 from python_jobs.ingestion.compactor import run as compact
 from python_jobs.ingestion.incremental_table_loader import in_window
 from python_jobs.shared.core.intervals import Interval
 from python_jobs.shared.delta.commits import write_once
+from python_jobs.shared.delta.compaction import partition_predicate
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.delta.tables import read_table, read_version, table_location

@@ -35,6 +35,7 @@ from python_jobs.ingestion import (
     transformation_replicator,
 )
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.delta.compaction import worth_compacting
 from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.records.json_records import parse_records
 from python_jobs.shared.records.session_streams import unusable
@@ -127,7 +128,7 @@ def test_compactor_chooses_partitions_of_any_name(spark: SparkSession, partition
         files, f"{identifier(partition)} string, __size bigint, __modified_at timestamp"
     )
     policy = compactor.Parameters(table="t", min_small_files=4)
-    chosen = compactor.worth_compacting(active, [partition], policy, NOW + dt.timedelta(days=1))
+    chosen = worth_compacting(active, [partition], policy, NOW + dt.timedelta(days=1))
     assert chosen.columns == [partition]
     assert_rows(chosen, [("many",)])
 

@@ -39,7 +39,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
@@ -49,9 +49,10 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, WrongUse, present, require_at_least
-from python_jobs.shared.core.intervals import duration, from_micros, moved, parse_time, to_micros
+from python_jobs.shared.core.intervals import duration, moved, parse_time, to_micros
 from python_jobs.shared.core.json_text import json_text
-from python_jobs.shared.delta.commits import CONFLICTS, commits, find_commits, latest_version, noted
+from python_jobs.shared.delta.commits import commits, find_commits, latest_version, noted
+from python_jobs.shared.delta.compaction import CompactionPolicy, optimize, without_zone, worth_compacting
 from python_jobs.shared.delta.tables import (
     active_files,
     committed_files,
@@ -67,14 +68,7 @@ from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import executed_plan
 from python_jobs.shared.spark.session import settings
-from python_jobs.shared.spark.sql_text import (
-    identifier,
-    named_column,
-    named_columns,
-    string_literal,
-    table_name,
-    timestamp_literal,
-)
+from python_jobs.shared.spark.sql_text import named_columns, table_name
 
 SAFE_RETENTION = dt.timedelta(days=7)
 """Delta's default, which also holds for raw datasets: they have no property to say otherwise."""
@@ -85,7 +79,7 @@ _RECORD = "_compacted_from.json"
 
 
 @dataclass(frozen=True)
-class Parameters(ProcessingTimeParameters):
+class Parameters(CompactionPolicy, ProcessingTimeParameters):
     """Merge small files where the policy finds it worth it; in daily mode also remove unused files."""
 
     table: str
@@ -98,16 +92,6 @@ class Parameters(ProcessingTimeParameters):
     """Delta's ``userMetadata`` of the ingestion job's write, for mode inline: the newest commit that has it."""
     where: str | None = None
     """SQL over the partition columns: only these partitions, such as the closed ones (date < date'2024-03-02')."""
-    min_age_minutes: int = 0
-    """Minimum age of a partition's newest file, in minutes; a younger partition is still being written and stays."""
-    min_small_files: int = 4
-    """Minimum number of small files in a partition that is compacted."""
-    min_small_ratio: float = 0.5
-    """Minimum share of small files in a partition that is compacted."""
-    small_file_mb: float = 32
-    """Size below which a file is small, in MB."""
-    target_file_mb: float = 128
-    """Size up to which files are merged, in MB."""
     vacuum: bool = True
     """Whether daily mode removes the files that no version within the retention needs."""
     retention_hours: float | None = None
@@ -119,18 +103,9 @@ class Parameters(ProcessingTimeParameters):
     """Whether to read the dataset before and after, for the report's seconds."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_small_files < 2:
-            raise WrongUse(f"min_small_files is {self.min_small_files}; merging takes at least 2 files")
-        if not 0 <= self.min_small_ratio <= 1:
-            raise WrongUse(f"min_small_ratio is {self.min_small_ratio}; it is a share between 0 and 1")
-        require_at_least(0, target_file_mb=self.target_file_mb)
-        if not 0 < self.small_file_mb <= self.target_file_mb:
-            raise WrongUse(
-                f"small_file_mb is {self.small_file_mb} and target_file_mb {self.target_file_mb}; "
-                "the first must be above 0 and not above the second"
-            )
-        require_at_least(0, min_age_minutes=self.min_age_minutes, retention_hours=self.retention_hours)
+        ProcessingTimeParameters.__post_init__(self)
+        CompactionPolicy.__post_init__(self)
+        require_at_least(0, retention_hours=self.retention_hours)
         if self.format == "delta" and self.mode == "inline" and not self.user_metadata:
             raise WrongUse(
                 "mode inline needs user_metadata, by which it finds the ingestion job's commit: write with "
@@ -145,16 +120,6 @@ class Parameters(ProcessingTimeParameters):
             raise WrongUse(
                 f"a {self.format} dataset is compacted whole: where and mode inline need a Delta table"
             )
-
-    @property
-    def small_bytes(self) -> int:
-        """Size below which a file is small."""
-        return int(self.small_file_mb * _MB)
-
-    @property
-    def target_bytes(self) -> int:
-        """Size up to which files are merged, in MB."""
-        return int(self.target_file_mb * _MB)
 
 
 @dataclass(frozen=True)
@@ -172,34 +137,6 @@ class State:
 # --- the policy -----------------------------------------------------------------------------------------
 
 
-def worth_compacting(
-    files: DataFrame, partitions: Sequence[str], policy: Parameters, now: dt.datetime
-) -> DataFrame:
-    """Return the partitions to compact, one row each.
-
-    ``files`` is what :func:`python_jobs.shared.delta.tables.active_files` returns. Without partition columns the
-    table is one partition.
-    """
-    newest_allowed = F.timestamp_micros(
-        F.lit(to_micros(moved(now, -duration("minutes", policy.min_age_minutes))))
-    )
-    return (
-        files.groupBy(*named_columns(partitions))
-        .agg(
-            F.struct(
-                F.count(F.lit(1)).alias("all"),
-                F.count_if(F.col("__size") < policy.small_bytes).alias("small"),
-                F.max("__modified_at").alias("newest"),
-            ).alias("__files")
-        )
-        .where(F.col("__files.small") >= policy.min_small_files)
-        .where(F.col("__files.small") >= F.col("__files.all") * policy.min_small_ratio)
-        # Without an age to wait for, a file that came after `now`, while this job started, keeps nobody waiting.
-        .where((F.col("__files.newest") <= newest_allowed) if policy.min_age_minutes else F.lit(True))
-        .select(*named_columns(partitions))
-    )
-
-
 def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.datetime) -> bool:
     """Return whether any folder of a raw dataset is worth it; the same rule, for the dataset as a whole."""
     by_folder = defaultdict(list)
@@ -212,40 +149,6 @@ def raw_worth_compacting(files: Sequence[RawFile], policy: Parameters, now: dt.d
         (small := sum(file.size < policy.small_bytes for file in group)) >= policy.min_small_files
         and small >= len(group) * policy.min_small_ratio
         for group in by_folder.values()
-    )
-
-
-def partition_predicate(rows: Sequence[Row], types: Mapping[str, str]) -> str:
-    """Return the SQL that selects exactly these partitions; a NULL value is a value.
-
-    The rows are those of :func:`without_zone`.
-    """
-    return " or ".join(
-        "("
-        + " and ".join(f"{identifier(name)} <=> {_literal(row[name], types[name])}" for name in types)
-        + ")"
-        for row in rows
-    )
-
-
-def _literal(value: Any, type_: str) -> str:
-    if value is None:
-        return "null"
-    if type_ == "timestamp":
-        return timestamp_literal(from_micros(value))
-    if type_ == "binary":
-        return f"X'{value.hex()}'"
-    return f"cast({string_literal(str(value))} as {type_})"
-
-
-def without_zone(partitions: DataFrame) -> DataFrame:
-    """Return the rows with microseconds since 1970 for each timestamp: collected, it would be one of Python's zone."""
-    types = dict(partitions.dtypes)
-    return partitions.select(
-        *(
-            F.unix_micros(named_column(name)).alias(name) if type_ == "timestamp" else named_column(name)
-            for name, type_ in types.items()
-        )
     )
 
 
@@ -322,24 +225,7 @@ def _compact_delta(spark: SparkSession, parameters: Parameters, now: dt.datetime
         untouched = State(*table_size(spark, table))
         return _report(None, untouched, partitions_compacted=0)
     before = _delta_state(spark, parameters)
-    types = {name: dict(read_table(spark, table).dtypes)[name] for name in partition_columns(spark, table)}
-    # Delta's own builder doesn't escape a backtick in a path.
-    statement = f"optimize {table_name(table)}"
-    if types:
-        statement += f" where {partition_predicate(chosen, types)}"
-    try:
-        with settings(
-            spark,
-            {
-                "spark.databricks.delta.optimize.minFileSize": str(parameters.small_bytes),
-                "spark.databricks.delta.optimize.maxFileSize": str(parameters.target_bytes),
-            },
-        ):
-            metrics = spark.sql(statement).collect()[0].metrics
-    except CONFLICTS:
-        raise JobFailed(
-            f"another writer rewrote files of {table} meanwhile; nothing was compacted, run again"
-        ) from None
+    metrics = optimize(spark, table, parameters, chosen)
     return _report(
         before,
         _delta_state(spark, parameters),

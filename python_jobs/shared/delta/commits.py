@@ -140,12 +140,14 @@ def write_once(
     properties: Mapping[str, str] | None = None,
     replace_where: str | None = None,
     replace_all: bool = False,
+    add_columns: bool = False,
     note: Mapping[str, Any] | None = None,
 ) -> Written:
     """Append ``rows`` to a table, or replace rows of it, in one Delta commit.
 
     ``replace_where`` replaces the rows that match the condition. ``replace_all`` replaces the rows and the schema of
-    the whole table. ``note`` is stored in the commit; :func:`commit_note` reads it.
+    the whole table. ``add_columns`` gives the table the columns that only ``rows`` have, NULL in its older rows.
+    ``note`` is stored in the commit; :func:`commit_note` reads it.
 
     An absent table is created first, with ``partition_columns`` and ``properties``. ``transaction`` is the
     ``txnAppId`` and ``txnVersion`` of the commit. If that version is already committed, Delta silently skips the write.
@@ -167,7 +169,7 @@ def write_once(
     elif exists and replace_all:
         writer = writer.mode("overwrite").option("overwriteSchema", "true")
     else:
-        writer = writer.mode("append")
+        writer = writer.mode("append").option("mergeSchema", str(add_columns).lower())
     path = absolute(table) if is_path(table) else table_location(spark, table)
     writer.partitionBy(*partition_columns).save(path)
     return Written(user_metadata, before)

@@ -1,4 +1,4 @@
-"""Kafka records as rows of a bronze table."""
+"""Kafka records as rows of a bronze table, with their bytes as texts or untouched."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ BRONZE_TYPES = {
     "headers": "array<struct<key:string,value:binary>>",
     "ingested_at": "timestamp",
 }
+
+RAW_TYPES = {
+    "value": "binary",
+    "key": "binary",
+    **{name: BRONZE_TYPES[name] for name in ("topic", "partition", "offset", "timestamp", "headers")},
+}
+"""Columns of a table of raw records: those of Kafka's record, byte for byte."""
 
 
 def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str]) -> DataFrame:

@@ -71,6 +71,12 @@ def describe_topics(
         }
 
 
+def require_brokers(spark: SparkSession, settings: Mapping[str, str]) -> None:
+    """Refuse brokers that don't answer; raises like :func:`describe_topics`, for a job that asks topic by topic."""
+    with _answers(spark, [], settings) as admin:
+        admin.describeCluster().clusterId().get()
+
+
 class StreamedTopics:
     """The topics of a stream, with their ids as of the start: a topic that is deleted and recreated is noticed.
 
@@ -135,38 +141,91 @@ def read_topics(
         max_records_per_trigger: maximum number of records in one batch; None: all available records.
         fail_on_data_loss: whether the query ends if records expired before they were read.
     """
-    reader = (
-        spark.readStream.format("kafka")
-        .options(**{f"kafka.{name}": value for name, value in settings.items()})
-        .option("subscribe", ",".join(topics))
-        .option("includeHeaders", True)
-        .option("failOnDataLoss", fail_on_data_loss)
-    )
+    reader = spark.readStream.format("kafka").options(**_reader_options(settings, fail_on_data_loss))
+    reader = reader.option("subscribe", ",".join(topics))
     if max_records_per_trigger is not None:
         reader = reader.option("maxOffsetsPerTrigger", max_records_per_trigger)
     if starting_offsets is not None:
-        offsets: dict[str, dict[str, int]] = {}
-        for (topic, partition), offset in starting_offsets.items():
-            offsets.setdefault(topic, {})[str(partition)] = offset
-        reader = reader.option("startingOffsets", json_text(offsets))
+        reader = reader.option("startingOffsets", _offsets_text(starting_offsets))
     return reader.load()
+
+
+def read_offsets(
+    spark: SparkSession, ranges: Mapping[tuple[str, int], tuple[int, int]], settings: Mapping[str, str]
+) -> DataFrame:
+    """Return the records in ranges of offsets, with their headers; a record that is gone fails the query.
+
+    Args:
+        spark: session.
+        ranges: first offset and end of at least one (topic, partition); the end isn't read.
+        settings: settings of Kafka's Java client.
+    """
+    assigned: dict[str, list[int]] = {}
+    for topic, partition in ranges:
+        assigned.setdefault(topic, []).append(partition)
+    return (
+        spark.read.format("kafka")
+        .options(**_reader_options(settings, fail_on_data_loss=True))
+        .option("assign", json_text(assigned))
+        .option("startingOffsets", _offsets_text({place: first for place, (first, _) in ranges.items()}))
+        .option("endingOffsets", _offsets_text({place: end for place, (_, end) in ranges.items()}))
+        .load()
+    )
+
+
+def _reader_options(settings: Mapping[str, str], fail_on_data_loss: bool) -> dict[str, Any]:
+    return {f"kafka.{name}": value for name, value in settings.items()} | {
+        "includeHeaders": True,
+        "failOnDataLoss": fail_on_data_loss,
+    }
+
+
+def _offsets_text(offsets: Mapping[tuple[str, int], int]) -> str:
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in offsets.items():
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return json_text(by_topic)
 
 
 def offset_ranges(
     spark: SparkSession, topic: str, settings: Mapping[str, str]
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return the first offset and the end of each (topic, partition); raises like :func:`describe_topics`."""
+    """Return the first offset and the end of each (topic, partition); raises like :func:`describe_topics`.
+
+    A reader with ``isolation.level: read_committed`` gets the end of what it can read: the first open transaction.
+    """
+    specs = jvm(spark).org.apache.kafka.clients.admin.OffsetSpec
+    first, end = _list_offsets(spark, topic, settings, [specs.earliest(), specs.latest()])
+    return {place: (offset, end[place]) for place, offset in first.items()}
+
+
+def first_offsets_since(
+    spark: SparkSession, topic: str, settings: Mapping[str, str], milliseconds: int
+) -> dict[tuple[str, int], int | None]:
+    """Return each (topic, partition)'s first offset whose record isn't older than a time; None if all are older.
+
+    ``milliseconds`` is the time since 1970, compared with the records' own. Raises like :func:`describe_topics`.
+    """
+    specs = jvm(spark).org.apache.kafka.clients.admin.OffsetSpec
+    (found,) = _list_offsets(spark, topic, settings, [specs.forTimestamp(milliseconds)])
+    return {place: None if offset < 0 else offset for place, offset in found.items()}
+
+
+def _list_offsets(
+    spark: SparkSession, topic: str, settings: Mapping[str, str], specs: Sequence[Any]
+) -> list[dict[tuple[str, int], int]]:
     partitions = describe_topics(spark, [topic], settings)[topic].partitions
     with _answers(spark, [topic], settings) as admin:
-        partition_class = jvm(spark).org.apache.kafka.common.TopicPartition
-        asked = [partition_class(topic, number) for number in range(partitions)]
-        specs = jvm(spark).org.apache.kafka.clients.admin.OffsetSpec
-        ranges = []
-        for spec in (specs.earliest(), specs.latest()):
+        kafka = jvm(spark).org.apache.kafka
+        asked = [kafka.common.TopicPartition(topic, number) for number in range(partitions)]
+        level = settings.get("isolation.level", "read_uncommitted").upper()
+        options = kafka.clients.admin.ListOffsetsOptions(kafka.common.IsolationLevel.valueOf(level))
+        found = []
+        for spec in specs:
             question = jvm(spark).java.util.HashMap(dict.fromkeys(asked, spec))
-            answers = admin.listOffsets(question).all().get()
-            ranges.append([int(answers[partition].offset()) for partition in asked])
-        return {(topic, number): bounds for number, bounds in enumerate(zip(*ranges, strict=True))}
+            answers = admin.listOffsets(question, options).all().get()
+            found.append({(topic, place.partition()): int(answers[place].offset()) for place in asked})
+        return found
 
 
 @contextmanager

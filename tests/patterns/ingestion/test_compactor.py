@@ -25,8 +25,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.ingestion import compactor, incremental_table_loader
-from python_jobs.ingestion.compactor import Parameters, after_write, run, worth_compacting
+from python_jobs.ingestion.compactor import Parameters, after_write, run
 from python_jobs.shared.core.failures import JobFailed, WrongUse
+from python_jobs.shared.delta.compaction import worth_compacting
 from python_jobs.shared.files.pointers import PointedDataset, current_folder, publish
 from python_jobs.shared.spark.job import job_outcome, run_job
 from tests.support.dbt_project import DbtProject, raw_tables
