@@ -169,7 +169,9 @@ def write_once(
     elif exists and replace_all:
         writer = writer.mode("overwrite").option("overwriteSchema", "true")
     else:
-        writer = writer.mode("append").option("mergeSchema", str(add_columns).lower())
+        writer = writer.mode("append")
+    if add_columns:
+        writer = writer.option("mergeSchema", "true")
     path = absolute(table) if is_path(table) else table_location(spark, table)
     writer.partitionBy(*partition_columns).save(path)
     return Written(user_metadata, before)

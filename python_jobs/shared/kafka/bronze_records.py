@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 BRONZE_TYPES = {
@@ -42,3 +42,10 @@ def bronze_rows(records: DataFrame, ingested_at: int, derive: Mapping[str, str])
         F.timestamp_micros(F.lit(ingested_at)).alias("ingested_at"),
     )
     return rows.select("*", *(F.expr(expression).alias(name) for name, expression in derive.items()))
+
+
+def raw_rows(spark: SparkSession, records: DataFrame | None) -> DataFrame:
+    """Return the rows of a table of raw records; without records an empty DataFrame of its columns."""
+    if records is not None:
+        return records.select(*RAW_TYPES)
+    return spark.createDataFrame([], ", ".join(f"`{name}` {type_}" for name, type_ in RAW_TYPES.items()))
