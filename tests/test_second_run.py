@@ -210,6 +210,9 @@ PROGRAMS = {
     "python_jobs/streaming/partial_state_writer.py": (
         f"{STREAMING}test_partial_state_writer.py::test_a_batch_that_is_repeated_after_a_crash_changes_no_row"
     ),
+    "python_jobs/streaming/zero_etl_synchronizer.py": (
+        f"{STREAMING}test_zero_etl_synchronizer.py::test_a_crash_behind_the_commit_copies_nothing_twice"
+    ),
 }
 WRITE_NOTHING = {
     "python_jobs/error_management/checkpoint_rewind.py",  # sets a group's offsets, absolute ones

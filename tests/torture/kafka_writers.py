@@ -18,7 +18,7 @@ from python_jobs.idempotency.transactional_writer_kafka import Reducer
 from python_jobs.ingestion import change_data_capture
 from python_jobs.shared.kafka import replication
 from python_jobs.shared.kafka.replication import Replicator, run_until_stopped
-from python_jobs.streaming import hybrid_source
+from python_jobs.streaming import hybrid_source, zero_etl_synchronizer
 from services.kafka import Record, running_broker
 from tests.support.session import environment
 from tests.torture.inputs import changed_users, noon
@@ -105,6 +105,28 @@ def history_and_topic(spark: SparkSession, folder: Path) -> None:
     hybrid_source.run(spark, parameters)
 
 
+def configured_topic(_: SparkSession, folder: Path) -> None:
+    """Write the configuration of a topic that is copied in segments of two records."""
+    entry = {
+        "topic": TOPIC,
+        "table": "raw_visits",
+        "location": "raw",
+        "segment_records": 2,
+        "records_per_run": 2,
+    }
+    (folder / "topics.yml").write_text(json.dumps({"topics": [entry]}))
+
+
+def raw_copies(spark: SparkSession, folder: Path) -> None:
+    """Zero-ETL Synchronizer, one segment of each partition a commit."""
+    spark.sql("drop table if exists raw_visits")  # the session may know it from another folder
+    parameters = zero_etl_synchronizer.Parameters(
+        **from_kafka(folder, configuration="topics.yml"), root=str(folder), now=NOW
+    )
+    while zero_etl_synchronizer.run(spark, parameters)["lag"]:
+        pass
+
+
 def users_by_window(spark: SparkSession, folder: Path) -> None:
     """Checkpointer, eight records a batch: each batch with state costs seconds."""
     parameters = checkpointer.Parameters(
@@ -181,6 +203,9 @@ def kafka_writers() -> Iterator[Writer]:
         resumes=True,
         pairs=False,
         service=week_in_kafka,
+    )
+    yield Writer(
+        "zero_etl_synchronizer", configured_topic, raw_copies, ("raw",), resumes=True, service=week_in_kafka
     )
     yield Writer(
         "change_data_feed (Kafka)",
