@@ -79,6 +79,8 @@ def main_job(
     feeds = [feed for feed in feeds if days.get(feed, "") is not None]
     by_kafka = [feed for feed in feeds if feed in KAFKA_FEEDS] if bootstrap_servers else []
     steps = [_record_step(feed, lakehouse, master, str(bootstrap_servers)) for feed in by_kafka]
+    if set(by_kafka) == set(KAFKA_FEEDS):
+        steps.append(_raw_copies_step(lakehouse, master, str(bootstrap_servers)))
     if "visits" in by_kafka:
         bronze = f"{lakehouse}/bronze/bronze_visits"
         steps.append(submit("hours of visits", "case_study/datasets/topic_hours", master, bronze=bronze))
@@ -141,6 +143,18 @@ def newest_day(folder: Path, window: Mapping[str, str] | None = None) -> str | N
     end = (window or {}).get("to", "9999")
     days = (path.name.removeprefix("date=") for path in folder.glob("date=*"))
     return max((day for day in days if f"{day}T23" < end), default=None)
+
+
+def _raw_copies_step(lakehouse: str, master: str | None, bootstrap_servers: str) -> Step:
+    """Return the step that copies all topics as they are: what a reprocessing reads when the topics have expired."""
+    return submit(
+        "raw copies",
+        "python_jobs/streaming/zero_etl_synchronizer",
+        master,
+        configuration="conf/jobs/raw_topics.yml",
+        bootstrap_servers=bootstrap_servers,
+        root=lakehouse,
+    )
 
 
 def _record_step(feed: str, lakehouse: str, master: str | None, bootstrap_servers: str) -> Step:

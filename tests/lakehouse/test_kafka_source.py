@@ -26,12 +26,21 @@ def test_visits_from_kafka_and_users_from_postgresql_end_in_the_same_tables(
     with played_sources(spark, generated, FEEDS, services) as bootstrap_servers:
         steps = main_job(str(lakehouse.root), generated, FEEDS, bootstrap_servers=bootstrap_servers)
         assert [step.name for step in steps] == [
-            "load visits", "load user_changes", "hours of visits", "dead-letter visits", "dbt build", REPORT
+            "load visits", "load user_changes", "raw copies", "hours of visits", "dead-letter visits", "dbt build",
+            REPORT,
         ]  # fmt: skip
-        for step in steps[:4]:
+        for step in steps[:5]:
             lakehouse.step(step)
+        raw = lakehouse.step(steps[2])
         loaded = lakehouse.step(steps[1])
     assert loaded["records"] == 0
+    assert (raw["lag"], [topic["records"] for topic in raw["topics"].values()]) == (0, [0, 0])
+    for bronze, copy in (("bronze_visits", "raw/visits"), ("bronze_users_records", "raw/users")):
+        copied = spark.read.format("delta").load(str(lakehouse.root / copy))
+        records = copied.selectExpr("topic", "partition", "offset", "cast(value as string) as payload")
+        assert_rows(records, lakehouse.table(bronze).select(*records.columns))
+    for table in ("raw_visits", "raw_users"):
+        spark.sql(f"drop table {table}")
     tables = (
         "observability_visits_accounting",
         "gold_users_history",
