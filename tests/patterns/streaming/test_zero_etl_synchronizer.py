@@ -252,9 +252,7 @@ def test_the_lag_is_what_the_topic_has_more(first: dict[str, Any], third: dict[s
         "1": {"synchronized": 0, "end": 0, "lag": 0},
     }
     assert third["again"]["visits"]["lag"] == 2, "one record of each partition is younger than ten minutes"
-    assert third["again"]["payments"]["lag"] == 1, (
-        "the mark of an aborted transaction is younger than its records"
-    )
+    assert third["again"]["payments"]["lag"] == 2, "an aborted record and its mark are in an open segment"
 
 
 def test_records_of_an_age_are_in_a_closed_segment(second: dict[str, Any]) -> None:
@@ -425,8 +423,6 @@ def test_a_place_that_can_not_be_written_is_one_sentence_and_resumes_after_its_r
 
 def test_wrong_use_is_refused_in_one_sentence(lake: Lake, repaired: dict[str, Any]) -> None:
     original = lake.entries["visits"]
-    with pytest.raises(NotReady, match=r"no Kafka broker answers at 127\.0\.0\.1:9 by PLAINTEXT"):
-        lake.run("11:05", "visits", bootstrap_servers="127.0.0.1:9")
     with pytest.raises(WrongUse, match=r"the Kafka setting sasl\.jaas\.config is a secret"):
         lake.run("11:05", "visits", consumer='{"sasl.jaas.config": "password=x"}')
     for changes, kind, sentence in [
@@ -448,6 +444,7 @@ def test_wrong_use_is_refused_in_one_sentence(lake: Lake, repaired: dict[str, An
         lake.entries["visits"] = original | changes
         with pytest.raises(kind, match=sentence):
             lake.run("11:05", "visits")
+    lake.entries["visits"] = original
     lake.declare("visits", Offset="bigint")
     with pytest.raises(WrongUse, match="fields that are named like columns of the record: Offset"):
         lake.run("11:05", "visits")
