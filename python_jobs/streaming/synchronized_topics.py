@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.paths import is_path
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.delta.compaction import CompactionPolicy
-from python_jobs.shared.delta.streams import parse_duration
 
 _TEXTS = ("topic", "table", "location", "schema", "segment_age")
 _COUNTS = ("segment_records", "records_per_run")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.shared.spark.sql_text import identifier
+
 BRONZE_TYPES = {
     "payload": "string",
     "key": "string",
@@ -48,4 +50,6 @@ def raw_rows(spark: SparkSession, records: DataFrame | None) -> DataFrame:
     """Return the rows of a table of raw records; without records an empty DataFrame of its columns."""
     if records is not None:
         return records.select(*RAW_TYPES)
-    return spark.createDataFrame([], ", ".join(f"`{name}` {type_}" for name, type_ in RAW_TYPES.items()))
+    return spark.createDataFrame(
+        [], ", ".join(f"{identifier(name)} {type_}" for name, type_ in RAW_TYPES.items())
+    )
