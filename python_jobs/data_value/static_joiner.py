@@ -58,7 +58,8 @@ from python_jobs.shared.spark.macro_sql import Macros
 from python_jobs.shared.spark.queries import first_line, require_rows
 
 _FILES = (
-    "data_value/static_joiner.sql",
+    "data_value/static_joiner/join.sql",
+    "data_value/static_joiner/versions.sql",
     "data_value/scd_type_2/as_of.sql",
     "shared/arguments.sql",
     "shared/literals.sql",
