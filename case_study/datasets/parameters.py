@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 from dataclasses import dataclass
 
+from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import duration, moved
 
@@ -58,7 +59,7 @@ class Parameters:
             if not 0 <= getattr(self, name) <= 1:
                 raise WrongUse(f"--{name} is {getattr(self, name)}, but must be between 0 and 1")
         try:
-            dt.date.fromisoformat(self.start)
+            parse_date(self.start)
         except ValueError:
             raise WrongUse(f"--start is '{self.start}', but must be a day written YYYY-MM-DD") from None
 
@@ -75,12 +76,12 @@ class Parameters:
     @property
     def start_ms(self) -> int:
         """Return midnight of the first day, in milliseconds since the epoch."""
-        midnight = dt.datetime.combine(dt.date.fromisoformat(self.start), dt.time(), dt.UTC)
+        midnight = dt.datetime.combine(parse_date(self.start), dt.time(), dt.UTC)
         return int(midnight.timestamp()) * 1000
 
     def day_name(self, day: int) -> str:
         """Return a day as YYYY-MM-DD, given its number from 0."""
-        return moved(dt.date.fromisoformat(self.start), duration("days", day)).isoformat()
+        return moved(parse_date(self.start), duration("days", day)).isoformat()
 
     def hour_name(self, hour: int) -> str:
         """Return an hour as YYYY-MM-DDTHH, given its number from 0."""

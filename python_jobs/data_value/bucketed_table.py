@@ -9,6 +9,9 @@ without an Exchange, and joins two such tables with equal ``--buckets`` without 
 What must hold: the tables have one number of buckets and one type of the key. So the job refuses to replace a copy of
 another number or key; ``--reorganise true`` allows it: all rows are written again, by the new number.
 
+The copies and the view have a table property that names the view. Only relations with it are counted, replaced or
+dropped; a view or a table of another owner in the view's place is refused, and one that is named like a copy stays.
+
 Guarantee: readers see the former copy or the new one: a run writes a table of its own and then moves the view. A run
 that dies leaves the view as it is. Another run starts again, and a second run without changes gives the same rows. The
 copy before the newest one is kept for readers that are still on it; older ones are dropped. Rows with NULL in the key
@@ -25,19 +28,22 @@ Source: Data Engineering Design Patterns, chapter 5, Local Aggregator; the guide
 from __future__ import annotations
 
 import re
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.paths import is_path
 from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import identifier, named_columns
+from python_jobs.shared.spark.sql_text import identifier, named_columns, properties_list, string_literal
 
 _COPY = re.compile(r"_copy_(\d+)")
+_OWNER = "lakehouse_patterns.bucketed_table.view"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
     Raises:
         NotReady: there is no source.
-        WrongUse: the key names no column, or the copy there has another number of buckets or another key.
+        WrongUse: the key names no column, the view is another owner's, or the copy there has another number of buckets
+            or another key.
     """
     columns = empty_source(spark, params.source, ()).columns
     unknown = [name for name in params.key if name not in columns]
@@ -76,17 +83,19 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         raise WrongUse(
             f"key names no column of the source: {', '.join(unknown)}; it has {', '.join(columns)}"
         )
-    copies = copies_of(spark, params.view)
+    _require_own_view(spark, params.view)
+    copies, others = copies_of(spark, params.view), _numbers(spark, params.view)
     if copies:
         _require_agreed(spark, params, name_of(params.view, copies[-1]))
-    number = (copies[-1] if copies else 0) + 1
+    number = max(others, default=0) + 1
+    # Spark writes no table where a killed run left files; such files have no table that says whose they are.
+    while not _is_written(read_table(spark, params.source), name_of(params.view, number), params):
+        number += 1
     table = name_of(params.view, number)
-    rows = read_table(spark, params.source)
-    # Each task would write a file for each of its buckets; so each bucket is one task.
-    rows = rows.repartition(params.buckets, *named_columns(params.key))
-    writer = rows.write.format("parquet").mode("errorifexists")
-    writer.bucketBy(params.buckets, *params.key).sortBy(*params.key).saveAsTable(table)
-    spark.sql(f"create or replace view {_quoted(params.view)} as select * from {_quoted(table)}")
+    own = properties_list({_OWNER: params.view})
+    spark.sql(
+        f"create or replace view {_quoted(params.view)} tblproperties {own} as select * from {_quoted(table)}"
+    )
     for former in copies[:-1]:
         spark.sql(f"drop table {_quoted(name_of(params.view, former))}")
     return {"view": params.view, "copy": table, "buckets": params.buckets}
@@ -94,14 +103,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 def copies_of(spark: SparkSession, view: str) -> list[int]:
     """Return the numbers of the copies, the newest last; one that a run left without moving the view is among them."""
-    schema, name = view.split(".")
-    tables = [row["tableName"] for row in spark.sql(f"show tables in {identifier(schema)}").collect()]
-    found = (
-        _COPY.fullmatch(table.removeprefix(name.lower()))
-        for table in tables
-        if table.startswith(name.lower())
-    )
-    return sorted(int(match[1]) for match in found if match)
+    return [number for number in _numbers(spark, view) if _is_own(spark, name_of(view, number), view)]
 
 
 def name_of(view: str, number: int) -> str:
@@ -113,7 +115,55 @@ def bucketing(spark: SparkSession, table: str) -> tuple[int, list[str]]:
     """Return the number of buckets and the key of a bucketed table."""
     described = spark.sql(f"describe extended {_quoted(table)}").collect()
     details = {row["col_name"]: row["data_type"] for row in described}
-    return int(details["Num Buckets"]), re.findall(r"`([^`]+)`", details["Bucket Columns"])
+    names = re.findall(r"`((?:[^`]|``)+)`", details["Bucket Columns"])
+    return int(details["Num Buckets"]), [name.replace("``", "`") for name in names]
+
+
+def _is_written(rows: DataFrame, table: str, params: Parameters) -> bool:
+    """Write a copy; return False if its place has files, and write nothing then."""
+    # Each task would write a file for each of its buckets; so each bucket is one task.
+    rows = rows.repartition(params.buckets, *named_columns(params.key))
+    key, own = ", ".join(map(identifier, params.key)), properties_list({_OWNER: params.view})
+    given = f"bucketed_{uuid.uuid4().hex}"
+    rows.createOrReplaceTempView(given)
+    try:
+        # One statement: a copy without its property would stay for good.
+        rows.sparkSession.sql(
+            f"create table {_quoted(table)} using parquet clustered by ({key}) sorted by ({key}) into "
+            f"{params.buckets} buckets tblproperties {own} as select * from {given}"
+        )
+    except AnalysisException as failure:
+        if failure.getCondition() != "LOCATION_ALREADY_EXISTS":
+            raise
+        return False
+    finally:
+        rows.sparkSession.catalog.dropTempView(given)
+    return True
+
+
+def _numbers(spark: SparkSession, view: str) -> list[int]:
+    """Return the numbers of all relations that are named like a copy, in ascending order."""
+    schema, name = view.split(".")
+    tables = spark.sql(f"show tables in {identifier(schema)}").where("not isTemporary").collect()
+    found = (
+        _COPY.fullmatch(row["tableName"].removeprefix(name.lower()))
+        for row in tables
+        if row["tableName"].startswith(name.lower())
+    )
+    return sorted(int(match[1]) for match in found if match)
+
+
+def _is_own(spark: SparkSession, relation: str, view: str) -> bool:
+    """Return whether a relation has this job's property for a view."""
+    found = spark.sql(f"show tblproperties {_quoted(relation)} ({string_literal(_OWNER)})").collect()
+    return found[0]["value"].lower() == view.lower()
+
+
+def _require_own_view(spark: SparkSession, view: str) -> None:
+    if spark.catalog.tableExists(_quoted(view)) and not _is_own(spark, view, view):
+        raise WrongUse(
+            f"{view} exists and was not created by this job: rename or drop it, or name another view"
+        )
 
 
 def _require_agreed(spark: SparkSession, params: Parameters, copy: str) -> None:

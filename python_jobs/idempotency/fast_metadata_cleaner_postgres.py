@@ -37,6 +37,7 @@ from psycopg import sql
 from python_jobs.idempotency.unit_tables import Unit, route, unit_name
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
 from python_jobs.shared.postgres.csv import copy_csv
@@ -94,7 +95,7 @@ class Parameters(ProcessingTimeParameters):
     def day(self) -> dt.date:
         """The logical date."""
         try:
-            return dt.date.fromisoformat(self.date)
+            return parse_date(self.date)
         except ValueError:
             raise WrongUse(f"a date is a day such as 2023-11-06, got '{self.date}'") from None
 
@@ -340,6 +341,13 @@ def run(params: Parameters, connect: Callable[[], Connection] | None = None) -> 
 
 
 def _create_registry(connection: Connection, params: Parameters) -> None:
+    """Create the tables of the units and of the days, if they are absent.
+
+    Raises:
+        DataRefused: there is a relation of the target's name, but no registry: this program did not create it.
+    """
+    if exists(connection, params.table()) and not exists(connection, params.table("__units")):
+        raise DataRefused(f"{params.target} exists and was not created by this job: rename or drop it")
     execute(
         connection,
         "create table if not exists {} (unit text primary key, table_name text not null)",

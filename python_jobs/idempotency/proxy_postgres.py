@@ -45,7 +45,13 @@ from python_jobs.shared.core.failures import (
 from python_jobs.shared.files.manifests import newest_or, require_version, taken, version_of
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
 from python_jobs.shared.postgres.csv import create_from_csv
-from python_jobs.shared.postgres.relations import Connection, connect_by_environment, execute, replace_view
+from python_jobs.shared.postgres.relations import (
+    Connection,
+    connect_by_environment,
+    execute,
+    exists,
+    replace_view,
+)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,8 @@ def setup(connection: Connection, params: Parameters) -> None:
     schema, _, name = params.target.rpartition(".")
     if not schema:
         (schema,) = connection.execute("select current_schema()").fetchone()  # type: ignore[misc]
+    if exists(connection, params.name()):
+        raise WrongUse(f"{params.target} exists, and setup is for a new view of that name: rename or drop it")
     names = {
         "registry": sql.Identifier(schema, f"{name}_versions"),
         "seal": sql.Identifier(schema, f"{name}_seal"),

@@ -18,6 +18,9 @@ Readers find the view at every moment:
 The program requests the view's lock with a time limit and retries. A long query on the view delays the swap, but other
 readers never wait longer than the limit.
 
+The program marks its version tables by their comments. It counts, replaces and drops only tables with this mark, and
+replaces only a view of such a table; a relation of another owner in the place of one of them is refused.
+
 If two runs of one target are concurrent, the second waits for the first.
 
 Source: Data Engineering Design Patterns, chapter 2, Full Loader.
@@ -25,7 +28,6 @@ Source: Data Engineering Design Patterns, chapter 2, Full Loader.
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ import psycopg
 from psycopg import sql
 
 from python_jobs.shared.core.command_line import run_program
+from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_above_zero
 from python_jobs.shared.core.retry import Failure, Retrier, RetryPolicy
 from python_jobs.shared.postgres.clients import reaching_postgres, require_table_name, table_name
@@ -45,11 +48,14 @@ from python_jobs.shared.postgres.relations import (
     count_rows,
     execute,
     exists,
+    is_marked,
+    mark,
     one_at_a_time,
     replace_view,
 )
 
 _WAIT_BETWEEN_TRIES_SECONDS = 0.2
+_MARK = "version of full_loader_postgres, which replaces and drops it"
 _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
@@ -93,7 +99,7 @@ class Parameters:
     def version_name(self) -> str:
         """The logical date without its dashes, such as 20240101."""
         try:
-            return f"{dt.date.fromisoformat(self.version):%Y%m%d}"
+            return f"{parse_date(self.version):%Y%m%d}"
         except ValueError:
             raise WrongUse(f"a version is a day such as 2024-01-01, got '{self.version}'") from None
 
@@ -110,12 +116,14 @@ def load(connection: Connection, parameters: Parameters) -> int:
 
     Raises:
         NotReady: there is no file.
+        WrongUse: a relation that this program did not create has a name that it needs.
         DataRefused: a line, a key or a NULL doesn't fit; nothing is left behind.
     """
     fresh = parameters.table(f"_{parameters.version_name}__loaded")
     with connection.transaction():
+        _refuse_others(connection, parameters)
         execute(connection, "drop table if exists {}", fresh)
-        return create_from_csv(
+        rows = create_from_csv(
             connection,
             parameters.source,
             fresh,
@@ -123,13 +131,15 @@ def load(connection: Connection, parameters: Parameters) -> int:
             parameters.delimiter,
             stays=parameters.target,
         )
+        mark(connection, fresh, _MARK)
+    return rows
 
 
 def expose(connection: Connection, parameters: Parameters) -> dict[str, Any]:
     """Point the view to the version; return the numbers of the version's rows and of the rows shown before.
 
     Raises:
-        WrongUse: the version doesn't exist.
+        WrongUse: the version doesn't exist, or a relation that this program did not create has a name that it needs.
         DataRefused: the number of rows is not allowed; the view stays as it is.
         JobFailed: the view was in use during all tries.
     """
@@ -165,6 +175,7 @@ def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
         connection.execute(
             sql.SQL("set local lock_timeout = {}").format(sql.Literal(f"{parameters.lock_seconds}s"))
         )
+        _refuse_others(connection, parameters)
         is_fresh = exists(connection, loaded)
         if not is_fresh and not exists(connection, named):
             raise WrongUse(f"version {parameters.version_name} of {parameters.target} is not there")
@@ -183,6 +194,16 @@ def _swap(connection: Connection, parameters: Parameters) -> dict[str, Any]:
     return counts
 
 
+def _refuse_others(connection: Connection, parameters: Parameters) -> None:
+    for suffix in ("", *(f"_{parameters.version_name}{step}" for step in ("", "__loaded", "__old"))):
+        relation = parameters.table(suffix)
+        if exists(connection, relation) and not is_marked(connection, relation, _MARK):
+            raise WrongUse(
+                f"{parameters.target}{suffix} exists and was not created by this program: rename or drop it, or load "
+                "another target"
+            )
+
+
 def _check(connection: Connection, parameters: Parameters, table: sql.Identifier) -> dict[str, Any]:
     rows = count_rows(connection, table)
     view = parameters.table()
@@ -199,14 +220,18 @@ def _check(connection: Connection, parameters: Parameters, table: sql.Identifier
 
 
 def drop_old_versions(connection: Connection, parameters: Parameters) -> list[str]:
-    """Drop all but the newest versions, never the exposed one; return the dropped versions."""
+    """Drop all but the newest of this program's versions, never the exposed one; return the dropped versions."""
     schema, _, name = parameters.target.rpartition(".")
     tables = connection.execute(
         "select tablename from pg_tables where schemaname = coalesce(nullif(%s, ''), current_schema()) "
         "and tablename ~ %s order by tablename",
         [schema, rf"^{name}_\d{{8}}$"],
     ).fetchall()
-    versions = [table.removeprefix(f"{name}_") for (table,) in tables]
+    versions = [
+        version
+        for (table,) in tables
+        if is_marked(connection, parameters.table(f"_{(version := table.removeprefix(f'{name}_'))}"), _MARK)
+    ]
     old = [v for v in versions[: -parameters.keep_versions] if v != parameters.version_name]
     for version in old:
         execute(connection, "drop table {}", parameters.table(f"_{version}"))

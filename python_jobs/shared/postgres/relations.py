@@ -36,6 +36,26 @@ def exists(connection: Connection, relation: sql.Identifier) -> bool:
     return found is not None and found[0] is not None
 
 
+def mark(connection: Connection, table: sql.Identifier, owner: str) -> None:
+    """Note in a table's comment which program made it; :func:`is_marked` finds it there."""
+    execute(connection, "comment on table {} is {}", table, sql.Literal(owner))
+
+
+def is_marked(connection: Connection, relation: sql.Identifier, owner: str) -> bool:
+    """Return whether a table exists that :func:`mark` marked, or a view that reads such a table."""
+    found = connection.execute(
+        "select 1 from pg_class where oid = to_regclass(%(name)s) and ("
+        "  strpos(obj_description(oid, 'pg_class'), %(owner)s) > 0"
+        "  or relkind = 'v' and exists ("
+        "    select 1 from pg_rewrite join pg_depend on pg_depend.objid = pg_rewrite.oid"
+        "    where ev_class = pg_class.oid and classid = 'pg_rewrite'::regclass"
+        "    and refclassid = 'pg_class'::regclass and strpos(obj_description(refobjid, 'pg_class'), %(owner)s) > 0"
+        "))",
+        {"name": relation.as_string(connection), "owner": owner},
+    ).fetchone()
+    return found is not None
+
+
 def create_table(connection: Connection, table: sql.Identifier, columns: str) -> None:
     """Create a table from the user's own DDL between the parentheses of create table.
 

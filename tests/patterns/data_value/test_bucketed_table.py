@@ -124,6 +124,43 @@ def test_another_number_of_buckets_needs_a_reorganisation(tables: SparkSession) 
     assert job.copies_of(tables, view) == [3, 4], "the former copy stays for its readers"
 
 
+def test_relations_of_another_owner_stay_and_are_no_copies(tables: SparkSession) -> None:
+    def made(name: str) -> None:
+        tables.sql(f"create table {SCHEMA}.{name} using parquet as select 'mine' as owner")
+
+    def owner(name: str) -> str:
+        return str(tables.table(f"{SCHEMA}.{name}").collect()[0].owner)
+
+    view = f"{SCHEMA}.guests"
+    given = parameters(source=f"{SCHEMA}.users", view=view)
+    made("guests_copy_7")
+    tables.sql("select 1 as id").createOrReplaceTempView("guests_copy_99")
+    assert job.run(tables, given)["copy"] == f"{view}_copy_8"
+    made("guests_copy_2")
+    for number in (9, 10):
+        assert job.run(tables, given)["copy"] == f"{view}_copy_{number}"
+    assert job.copies_of(tables, view) == [9, 10]
+    assert (owner("guests_copy_7"), owner("guests_copy_2")) == ("mine", "mine")
+
+    made("own_table")
+    tables.sql(f"create view {SCHEMA}.own_view as select * from {SCHEMA}.own_table")
+    for name in ("own_table", "own_view"):
+        with pytest.raises(WrongUse, match=f"{name} exists and was not created by this job: rename or drop"):
+            job.run(tables, parameters(source=f"{SCHEMA}.users", view=f"{SCHEMA}.{name}"))
+        assert owner(name) == "mine"
+        assert job.copies_of(tables, f"{SCHEMA}.{name}") == []
+
+
+def test_files_that_a_killed_run_left_do_not_stop_the_next(tables: SparkSession) -> None:
+    view = f"{SCHEMA}.restarted"
+    location = tables.sql(f"describe schema {SCHEMA}").where("info_name = 'Location'").collect()[0].info_value
+    left = Path(location.removeprefix("file:")) / "restarted_copy_1" / "_temporary"
+    left.mkdir(parents=True)
+    (left / "part-0").write_bytes(b"PAR1")
+    job.run(tables, parameters(source=f"{SCHEMA}.users", view=view))
+    assert_rows(tables.table(view), tables.table(f"{SCHEMA}.users").collect())
+
+
 def test_wrong_use_is_refused_in_one_sentence(tables: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="there is no Delta table"):
         job.run(tables, parameters(source=str(tmp_path / "none")))

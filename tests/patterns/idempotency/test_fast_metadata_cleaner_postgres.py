@@ -105,6 +105,13 @@ def test_readers_of_a_table_that_is_dropped_and_recreated_get_the_other_units(vi
     assert seen[-1] == 14
 
 
+def test_a_view_of_another_owner_stays(visits: Visits) -> None:
+    visits.database.execute("create view visits as select 'mine' as page")
+    with pytest.raises(DataRefused, match="visits exists and was not created by this job: rename or drop it"):
+        visits.load(MONDAY)
+    assert visits.query("select * from visits") == [("mine",)]
+
+
 def test_bad_input_is_refused_in_one_sentence(visits: Visits) -> None:
     visits.load(MONDAY, rows=1)
     visits.database.execute(

@@ -250,6 +250,10 @@ def test_what_is_not_there_or_makes_no_sense(devices: Devices) -> None:
         devices.load(FIRST, FIFTY, source="nowhere.csv")
     with pytest.raises(WrongUse, match="phones has no registry; run step setup once"):
         devices.load(FIRST, FIFTY, target="phones")
+    devices.admin.execute("create view phones as select 1 as mine")
+    with pytest.raises(WrongUse, match="phones exists, and setup is for a new view of that name"):
+        run(Parameters("phones", step="setup", custodian="a", loader="b"), devices.admin.connect)
+    assert devices.query("select mine from phones") == [(1,)]
     devices.admin.execute("revoke create on schema public from loader_of_the_test")
     with pytest.raises(JobFailed, match="PostgreSQL denies it: permission denied for schema public"):
         devices.load(FIRST, FIFTY)

@@ -226,6 +226,32 @@ def test_old_versions_are_dropped_and_never_the_exposed_one(devices: Devices) ->
         devices.run("2024-01-02", step="expose")
 
 
+def test_relations_of_another_owner_stay_and_are_no_versions(devices: Devices) -> None:
+    devices.database.execute(
+        "create table devices_20200101 as select 'mine' as owner",
+        "create table devices_20240109__loaded as select 'mine' as owner",
+        "create view phones as select owner from devices_20200101",
+        "create table tablets as select 'mine' as owner",
+    )
+    before = devices.tables()
+    devices.run("2024-01-02")
+    assert devices.run("2024-01-03", keep_versions=2)["dropped_versions"] == ["20240101"]
+    for day, others, name in (
+        ("2020-01-01", {}, "devices_20200101"),
+        ("2020-01-01", {"step": "expose"}, "devices_20200101"),
+        ("2024-01-09", {}, "devices_20240109__loaded"),
+        ("2024-01-04", {"target": "phones"}, "phones"),
+        ("2024-01-04", {"target": "tablets"}, "tablets"),
+    ):
+        with pytest.raises(WrongUse, match=f"^{name} exists and was not created by this program"):
+            devices.run(day, **others)
+    assert_rows(devices.query("select * from devices"), DEVICES)
+    assert {*devices.tables()} >= {*before} - {"devices_20240101"}
+    mine = "select owner from {}"
+    for name in ("devices_20200101", "devices_20240109__loaded", "phones", "tablets"):
+        assert devices.query(mine.format(name)) == [("mine",)]
+
+
 def test_what_is_not_there_or_makes_no_sense(devices: Devices) -> None:
     with pytest.raises(NotReady, match="there is no file"):
         devices.run("2024-01-02", source="nowhere.csv")
@@ -234,10 +260,12 @@ def test_what_is_not_there_or_makes_no_sense(devices: Devices) -> None:
     for wrong in (
         {"target": "a.b.c"},
         {"version": "today"},
+        {"version": "2024-W01-1"},
+        {"version": "20240101"},
         {"keep_versions": 1},
         {"max_shrink_percent": -1},
     ):
         with pytest.raises(WrongUse):
             devices.parameters(
-                **{"date": "2024-01-02"} | wrong if "version" not in wrong else {"date": "today"}
+                **{"date": "2024-01-02"} | wrong if "version" not in wrong else {"date": wrong["version"]}
             )
