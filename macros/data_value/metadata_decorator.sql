@@ -5,7 +5,7 @@
     `finish_context` its end after them. The data has only the row's key, `context_id`. The row is merged: a plain insert
     would fail or be there twice when a load is retried. Delta has no transaction over two tables, so until `finished_at`
     is set the rows may still be those of the attempt before. Each commit of the load names its own version and attempt,
-    in the commit's `userMetadata`, which is written with the data in one unit.
+    in the commit's `userMetadata`, which is written with the data in one unit. `--empty` loads no row and records nothing.
 -#}
 
 {% macro record_context(table, code_version, metadata=none, execution_time=none, schema=none, location_root=none) %}
@@ -17,6 +17,8 @@
 {% macro default__record_context(table, code_version, metadata, execution_time, schema, location_root) %}
     {%- if execute -%}
         {%- do lakehouse_patterns._require_metadata(code_version, metadata) -%}
+    {%- endif -%}
+    {%- if execute and not lakehouse_patterns.is_empty_run() -%}
         {%- set contexts = lakehouse_patterns.context_table(table, schema) -%}
         {%- set key = lakehouse_patterns.context_id(execution_time) -%}
         {%- do run_query('create schema if not exists ' ~ contexts.without_identifier()) -%}
@@ -41,7 +43,7 @@
 {% endmacro %}
 
 {% macro default__finish_context(table, execution_time, schema) %}
-    {%- if execute -%}
+    {%- if execute and not lakehouse_patterns.is_empty_run() -%}
         {#- First, so that the note isn't left to later commits. -#}
         {%- if lakehouse_patterns._commit_note().is_ours -%}
             {%- do run_query('reset ' ~ lakehouse_patterns._commit_note_setting()) -%}

@@ -103,12 +103,20 @@ def decorate(
             for name, value in headers.items()
         )
     )
-    if HEADERS in records.columns:
-        earlier = F.filter(HEADERS, lambda header: ~F.coalesce(header["key"].isin(*headers), F.lit(True)))
+    given = _headers_column(records)
+    if given is not None:
+        earlier = F.filter(
+            named_column(given), lambda header: ~F.coalesce(header["key"].isin(*headers), F.lit(True))
+        )
         own = F.concat(F.coalesce(earlier, F.array().cast(HEADERS_TYPE)), own)
     return records.select(
         _bytes(key_column).alias("key"), _bytes(payload_column).alias("value"), own.alias(HEADERS)
     )
+
+
+def _headers_column(records: DataFrame) -> str | None:
+    """Return the name of the column with the earlier headers, as the table writes it; None if there is none."""
+    return next((name for name in records.columns if name.lower() == HEADERS), None)
 
 
 def _bytes(column: str | None) -> Column:
@@ -139,7 +147,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         NotReady: the source or the topic doesn't exist, or no broker answers.
         WrongUse: a column is missing or has another type, or the checkpoint belongs to another query.
     """
-    _check_columns(read_table(spark, params.source), params)
+    check_columns(read_table(spark, params.source), params)
     describe_topics(spark, [params.topic], producer_settings(params.bootstrap_servers, params.producer))
     stream = TableStream(
         job="metadata_decorator",
@@ -156,7 +164,12 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     return {"batches": publisher.batches}
 
 
-def _check_columns(records: DataFrame, params: Parameters) -> None:
+def check_columns(records: DataFrame, params: Parameters) -> None:
+    """Refuse a source whose payload, key or headers have another type than Kafka takes.
+
+    Raises:
+        WrongUse: a column is missing or has another type.
+    """
     types = dict(records.dtypes)
     for name in (params.payload_column, params.key_column):
         if name is not None and types.get(name) not in ("string", "binary"):
@@ -164,9 +177,10 @@ def _check_columns(records: DataFrame, params: Parameters) -> None:
                 f"the source needs a column '{name}' of texts or bytes; it has "
                 + ", ".join(f"{column} {type_}" for column, type_ in types.items())
             )
-    if types.get(HEADERS, HEADERS_TYPE) != HEADERS_TYPE:
+    given = _headers_column(records)
+    if given is not None and types[given] != HEADERS_TYPE:
         raise WrongUse(
-            f"the source's column {HEADERS} must be {HEADERS_TYPE}, got {types[HEADERS]}; rename the column"
+            f"the source's column {given} must be {HEADERS_TYPE}, got {types[given]}; rename the column"
         )
 
 

@@ -83,6 +83,7 @@ def session_run(n: Names, **others: Any) -> dict[str, Any]:
         "event_time": q(n[2]),
         "value": q(n[1]),
         "partition": f"{q(n[2])} = {{date}}",
+        "ties": n[0],
         **SESSION_RUN,
     } | others
 

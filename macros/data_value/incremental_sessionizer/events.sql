@@ -109,7 +109,9 @@ where error_class is not null
             {{ lakehouse_patterns._instant('lakehouse_patterns_time', 'event_time of the sessions') }}
                 as lakehouse_patterns_at,
             {%- if rules.ties %}
-            array({% for tie in rules.ties %}try_cast({{ tie }} as bigint){{ ', ' if not loop.last }}{% endfor %})
+            array({% for tie in lakehouse_patterns.quoted_names(rules.ties) -%}
+                try_cast({{ tie }} as bigint){{ ', ' if not loop.last }}
+            {%- endfor %})
                 as lakehouse_patterns_order,
             {%- else %}
             try_cast(array() as array<bigint>) as lakehouse_patterns_order,

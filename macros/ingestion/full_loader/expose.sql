@@ -9,12 +9,11 @@
         {%- set node = lakehouse_patterns.model_of(
             model_name, 'versioned_table', 'expose_version needs the name of'
         ) -%}
-        {%- set options = lakehouse_patterns._full_loader_options(
-            lakehouse_patterns.options_of(node, 'full_loader') or {}
-        ) -%}
-        {%- if max_shrink_percent is not none -%}
-            {%- do options.update({'max_shrink_percent': max_shrink_percent}) -%}
-        {%- endif -%}
+        {#- An argument is checked as the model's option is. -#}
+        {%- set options = lakehouse_patterns._full_loader_options(dict(
+            lakehouse_patterns.options_of(node, 'full_loader') or {},
+            **({} if max_shrink_percent is none else {'max_shrink_percent': max_shrink_percent})
+        )) -%}
         {%- set view = lakehouse_patterns.relation_of(node, 'view') -%}
         {%- set versions = lakehouse_patterns._full_loader_versions(view) -%}
         {#- The default is the newest kept version, not this run's version, because the operation may run alone. -#}

@@ -56,7 +56,8 @@
 
 {% macro default__transformation_replicator_purge() %}
     {#- Post-hook: remove the files of older versions, which may hold columns that were reclassified later. -#}
-    {%- if execute -%}
+    {#- `--empty` removes nothing. -#}
+    {%- if execute and not lakehouse_patterns.is_empty_run() -%}
         {%- do lakehouse_patterns.require_no_retention(this, 'transformation_replicator_purge') -%}
         {%- do run_query('vacuum ' ~ this ~ ' retain 0 hours') -%}
     {%- endif -%}

@@ -56,6 +56,15 @@ class Story:
     """The note of the technical table's last commit, behind which the session's note is as it was."""
     failure: str = ""
     statuses: dict[str, str] = field(default_factory=dict)
+    before_empty: tuple[Any, ...] = ()
+    after_empty: tuple[Any, ...] = ()
+
+    def look_at_all(self) -> tuple[Any, ...]:
+        """Return the technical table's rows and commits, and the visits."""
+        spark, table = self.project.spark, f"{self.project.schema}_technical.visits_context"
+        rows = spark.table(table).orderBy("execution_time").collect()
+        visits = self.project.table("visits").orderBy("visit_id").collect()
+        return rows, spark.sql(f"describe history {table}").count(), visits
 
     def look(self) -> None:
         """Read the technical table, and the versions that the page's query counts."""
@@ -115,6 +124,10 @@ def story(make_project: Callable[..., DbtProject], spark: SparkSession) -> Story
         project.run("test", "--select", "visits", "source:technical")
     story.statuses = project.statuses()
     texts = [commit["userMetadata"] for commit in reversed(project.history("visits"))]
+    story.before_empty = story.look_at_all()
+    with environment(LOGICAL_DATE="2024-03-02", CODE_VERSION="v9.9.9"):
+        project.run("run", "--empty", "--select", "visits")
+    story.after_empty = story.look_at_all()
     story.notes = [json.loads(text) if text and text.startswith("{") else text for text in texts]
     return story
 
@@ -177,6 +190,11 @@ def test_a_commit_names_its_version_and_attempt(story: Story) -> None:
         ["2024-03-02T00:00:00Z", "v2.0.0", 1],
         ["2024-03-01T00:00:00Z", "v3.0.0", 3],
     ]
+
+
+def test_an_empty_run_is_no_attempt(story: Story) -> None:
+    assert story.after_empty == story.before_empty
+    assert len(story.before_empty[0]) == 2
 
 
 def test_a_note_of_the_user_stays(story: Story) -> None:
@@ -363,6 +381,19 @@ def test_a_topic_that_is_not_there_and_wrong_columns_are_refused(
     with pytest.raises(NotReady, match="not every topic of nowhere is at"):
         run(spark, Parameters(**given | {"source": str(tmp_path / "good")}))
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_earlier_headers_are_found_in_any_case_of_letters(spark: SparkSession) -> None:
+    rows = spark.createDataFrame(OLD[:1], SCHEMA).withColumnRenamed("headers", "Headers")
+    found = decorate(rows, "payload", "key", {"job_version": "v1"}).collect()[0].headers
+    assert [(header.key, bytes(header.value)) for header in found] == [
+        ("origin", b"api"), ("job_version", b"v1"),
+    ]  # fmt: skip
+    wrong = rows.selectExpr("payload", "'h' as HEADERS")
+    with pytest.raises(WrongUse, match="column HEADERS must be array<"):
+        job.check_columns(wrong, Parameters(
+            source="s", topic="t", bootstrap_servers="b", checkpoint="c", job_version="v1"
+        ))  # fmt: skip
 
 
 def test_spark_takes_no_header_whose_value_is_a_text(spark: SparkSession) -> None:

@@ -46,8 +46,8 @@ class Devices:
         with environment(LOGICAL_DATE=date):
             return self._after("run", "--select", "devices", fails=fails)
 
-    def expose(self, version: str, *, fails: bool = False) -> After:
-        arguments = f"{{model_name: devices, version: {version}}}"
+    def expose(self, version: str, others: str = "", *, fails: bool = False) -> After:
+        arguments = f"{{model_name: devices, version: {version}{others}}}"
         return self._after("run-operation", "expose_version", "--args", arguments, fails=fails)
 
     def _after(self, *arguments: str, fails: bool) -> After:
@@ -124,6 +124,15 @@ def way_back(devices: Devices, backfill: After) -> After:
 
 def test_exposing_an_older_version_is_the_way_back(way_back: After) -> None:
     assert_rows(way_back.rows, DAY_1)
+
+
+@pytest.mark.parametrize("percent", [".nan", "1000"])
+def test_an_argument_of_a_rollback_is_checked_as_the_option_is(
+    devices: Devices, way_back: After, percent: str
+) -> None:
+    refused = devices.expose("2023-12-31", f", max_shrink_percent: {percent}", fails=True)
+    assert "max_shrink_percent must be between 0 and 100, got" in refused.error
+    assert_rows(refused.rows, DAY_1)
 
 
 def test_an_empty_dataset_is_refused(devices: Devices, way_back: After) -> None:
