@@ -19,7 +19,11 @@ from botocore.exceptions import (
     ClientError,
     ConnectTimeoutError,
     EndpointConnectionError,
-    HTTPClientError,
+    NoCredentialsError,
+    NoRegionError,
+    ParamValidationError,
+    PartialCredentialsError,
+    ResponseStreamingError,
 )
 
 from python_jobs.data_value.ordered_delivery import Refusal, Sink, Undelivered
@@ -36,6 +40,30 @@ _KINESIS_PASSING = {
     "ServiceUnavailable",
     "ThrottlingException",
 }
+# What the next request would be told again. A code that is in neither set may be a new one that passes.
+_KINESIS_FINAL = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "IncompleteSignature",
+    "InvalidArgumentException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "KMSAccessDeniedException",
+    "KMSDisabledException",
+    "KMSInvalidStateException",
+    "KMSNotFoundException",
+    "KMSOptInRequired",
+    "MissingAuthenticationToken",
+    "NotAuthorized",
+    "OptInRequired",
+    "ResourceNotFoundException",
+    "SerializationException",
+    "UnknownOperationException",
+    "UnrecognizedClientException",
+    "ValidationException",
+}
+# The caller's own settings or request, noticed before anything is sent.
+_OWN_ERRORS = (NoCredentialsError, NoRegionError, ParamValidationError, PartialCredentialsError)
 HTTP_RECORDS = 500
 
 
@@ -95,15 +123,23 @@ class KinesisSink(Sink[Sent]):
         return len(record.body.encode()) + len(record.key.encode())
 
     def send(self, records: Sequence[Sent], seconds: float) -> Mapping[int, Refusal]:
-        """Send one PutRecords and return the refused records by their ErrorCode."""
+        """Send one PutRecords and return the refused records by their ErrorCode.
+
+        Raises:
+            ResponseStreamingError: the answer broke off.
+            Undelivered: the answer doesn't tell which records the stream has.
+        """
         answer = self._client.put_records(
             StreamName=self._stream,
             Records=[{"Data": record.body.encode(), "PartitionKey": record.key} for record in records],
         )
-        found = answer["Records"]
+        # boto3 hands on a body that broke off as an answer without its fields.
+        found = answer.get("Records")
+        if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+            raise ResponseStreamingError(error="the answer has no list of records")
         _require_one_each(len(records), len(found), self._stream)
         return {
-            place: Refusal(code, Failure.TRANSIENT if code in _KINESIS_PASSING else Failure.PERMANENT)
+            place: Refusal(str(code), _classify_code(code))
             for place, record in enumerate(found)
             if (code := record.get("ErrorCode")) is not None
         }
@@ -111,14 +147,21 @@ class KinesisSink(Sink[Sent]):
     def failure(self, error: BaseException) -> Failure:
         """Return the class of an error of boto3."""
         if isinstance(error, ClientError):
-            if error.response["Error"]["Code"] in _KINESIS_PASSING:
-                return Failure.TRANSIENT
-            return classify_status(error.response["ResponseMetadata"]["HTTPStatusCode"])
+            known = _classify_code(error.response["Error"].get("Code"))
+            status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+            # Kinesis says 400 of almost everything, throttling included: its code tells more.
+            return known if known is not Failure.AMBIGUOUS or status == 400 else classify_status(status)
         if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
             return Failure.TRANSIENT
-        if isinstance(error, HTTPClientError):
-            return Failure.AMBIGUOUS
-        return Failure.PERMANENT if isinstance(error, BotoCoreError) else classify(error)
+        if isinstance(error, _OWN_ERRORS):
+            return Failure.PERMANENT
+        return Failure.AMBIGUOUS if isinstance(error, BotoCoreError) else classify(error)
+
+
+def _classify_code(code: Any) -> Failure:
+    if code in _KINESIS_PASSING:
+        return Failure.TRANSIENT
+    return Failure.PERMANENT if code in _KINESIS_FINAL else Failure.AMBIGUOUS
 
 
 class HttpSink(Sink[Sent]):

@@ -24,6 +24,8 @@ from python_jobs.shared.core.retry import Failure, Retrier, RetryBudgetExhausted
 
 Item = TypeVar("Item")
 
+_MAY_PASS = (Failure.TRANSIENT, Failure.AMBIGUOUS)
+
 
 class Refusal(NamedTuple):
     """Why a sink doesn't have a record."""
@@ -102,7 +104,7 @@ class Courier(Generic[Item]):
                 left = left[len(some) :] + kept
             if refusals:
                 # A record that is refused for good decides: another try can't complete them.
-                raise _Refused(min(refusals, key=lambda refusal: refusal.failure is Failure.TRANSIENT))
+                raise _Refused(min(refusals, key=lambda refusal: refusal.failure in _MAY_PASS))
 
         if not left:
             return

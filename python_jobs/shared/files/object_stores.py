@@ -7,8 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed
+from python_jobs.shared.core.retry import Failure, classify_status
+
+# S3 says 400 and 409 of these, but the same request may succeed later.
+_PASSING = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 
 
 def keys_below(client: Any, bucket: str, prefix: str) -> list[str]:
@@ -22,13 +27,23 @@ def answers() -> Iterator[None]:
     """Turn the store's errors in the block into one sentence.
 
     Raises:
-        DataRefused: the store denies a request.
-        JobFailed: the store can't be reached.
+        DataRefused: the store refuses a request that it would refuse again.
+        JobFailed: the store can't be reached, or may take the same request later.
     """
     try:
         yield
     except ClientError as failure:
         error = failure.response["Error"]
-        raise DataRefused(f"the store refuses it: {error['Code']}, {error['Message']}") from None
-    except BotoCoreError as failure:
+        reason = f"{error.get('Code')}, {error.get('Message')}"
+        if _is_final(failure):
+            raise DataRefused(f"the store refuses it: {reason}") from None
+        raise JobFailed(f"the store can't do it now: {reason}; run again") from None
+    except (BotoCoreError, ResponseParserError) as failure:
         raise JobFailed(f"the store can't be reached: {failure}; run again") from None
+
+
+def _is_final(failure: ClientError) -> bool:
+    status = failure.response["ResponseMetadata"]["HTTPStatusCode"]
+    return (
+        failure.response["Error"].get("Code") not in _PASSING and classify_status(status) is Failure.PERMANENT
+    )

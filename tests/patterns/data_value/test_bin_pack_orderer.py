@@ -13,6 +13,7 @@ from typing import Any
 import boto3
 import pytest
 import yaml
+from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError, SSLError
 from pyspark.sql import SparkSession
 
 from python_jobs.data_value import bin_pack_orderer as job
@@ -21,7 +22,7 @@ from python_jobs.data_value.bulk_sinks import HttpSink, KinesisSink, Output, Sen
 from python_jobs.data_value.ordered_delivery import Courier, Undelivered
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
-from python_jobs.shared.core.retry import RetryPolicy
+from python_jobs.shared.core.retry import Failure, RetryPolicy
 from services.object_store import ObjectStore
 from services.processes import free_port
 from tests.support.bulk_apis import BulkApi, kinesis_behind_proxy, running_bulk_api
@@ -352,6 +353,48 @@ def test_kinesis_refusals_are_retried_if_they_may_pass(
     with pytest.raises(Undelivered, match=r"3 of 3 .*\(EndpointConnectionError\)"):
         deliverer.deliver(records(3))
     assert deliverer.requests == 3
+
+
+def test_what_kinesis_says_in_an_unknown_way_is_retried(kinesis: BulkApi) -> None:
+    kinesis.reset(refusing(1, "k1 10:00", reason="ANewCode"))
+    courier(KinesisSink(STREAM, 5)).deliver(records(3))
+    assert kinesis.calls() == [["k0 10:00", "k1 10:00", "k2 10:00"], ["k1 10:00"]]
+    kinesis.reset()
+    kinesis.broken_answers = 1
+    courier(KinesisSink(STREAM, 5)).deliver(records(2))
+    assert kinesis.calls() == [["k0 10:00", "k1 10:00"]] * 2
+    kinesis.broken_answers = 2
+    with pytest.raises(Undelivered, match=r"2 of 2 .*\(ResponseStreamingError\)"):
+        courier(KinesisSink(STREAM, 5)).deliver(records(2))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "expected"),
+    [
+        ("ProvisionedThroughputExceededException", 400, Failure.TRANSIENT),
+        ("AccessDeniedException", 400, Failure.PERMANENT),
+        ("ANewCode", 400, Failure.AMBIGUOUS),
+        ("ANewCode", 403, Failure.PERMANENT),
+        ("413", 413, Failure.PERMANENT),
+        ("503", 503, Failure.TRANSIENT),
+        ("500", 500, Failure.AMBIGUOUS),
+    ],
+)
+def test_a_request_that_kinesis_refuses_is_classified_by_its_code_and_its_status(
+    kinesis: BulkApi, code: str, status: int, expected: Failure
+) -> None:
+    answer: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    assert KinesisSink(STREAM, 5).failure(ClientError(answer, "PutRecords")) is expected
+
+
+def test_an_error_of_boto3_is_final_only_if_the_request_is_wrong(kinesis: BulkApi) -> None:
+    sink = KinesisSink(STREAM, 5)
+    assert sink.failure(NoCredentialsError()) is Failure.PERMANENT
+    for error in (
+        CredentialRetrievalError(provider="sso", error_msg="timeout"),
+        SSLError(endpoint_url="https://kinesis", error="EOF occurred"),
+    ):
+        assert sink.failure(error) is Failure.AMBIGUOUS
 
 
 def test_an_http_api_that_says_not_enough_is_refused() -> None:

@@ -13,6 +13,7 @@ from python_jobs.data_value.metadata_decorator_s3 import Parameters, run
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from services.object_store import ObjectStore
+from tests.support.http_server import QuietHandler, serving
 from tests.support.snippets import snippet
 
 HERE = "tests/patterns/data_value/test_metadata_decorator_s3.py"
@@ -116,6 +117,34 @@ def test_a_store_that_does_not_answer_is_one_sentence(monkeypatch: pytest.Monkey
     )  # fmt: skip
     with pytest.raises(JobFailed, match="the store can't be reached"):
         run(Parameters("lake", LOAD, "v1", 7), lambda: client)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected", "sentence"),
+    [
+        (500, "InternalError", JobFailed, "the store can't do it now: InternalError, why; run again"),
+        (503, "SlowDown", JobFailed, "the store can't do it now: SlowDown, why; run again"),
+        (400, "RequestTimeout", JobFailed, "the store can't do it now: RequestTimeout, why; run again"),
+        (403, "AccessDenied", DataRefused, "the store refuses it: AccessDenied, why"),
+    ],
+)
+def test_a_store_that_may_take_the_same_request_later_refuses_no_data(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: str, expected: type[Exception], sentence: str
+) -> None:
+    class Store(QuietHandler):
+        def get(self) -> None:
+            body = f"<Error><Code>{code}</Code><Message>why</Message></Error>"
+            self.answer(status, body.encode())
+
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with serving(Store) as url:
+        client = boto3.client(
+            "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="local",
+            aws_secret_access_key="local",
+        )  # fmt: skip
+        with pytest.raises(JobFailed) as failure:
+            run(Parameters("lake", LOAD, "v1", 7), lambda: client)
+    assert (type(failure.value), str(failure.value)) == (expected, sentence)
 
 
 @pytest.mark.parametrize(

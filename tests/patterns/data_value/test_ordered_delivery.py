@@ -14,6 +14,7 @@ from python_jobs.data_value.ordered_delivery import Courier, Refusal, Sink, Unde
 from python_jobs.shared.core.retry import Failure, RetryPolicy
 
 BUSY, INVALID = Refusal("Busy", Failure.TRANSIENT), Refusal("Invalid", Failure.PERMANENT)
+UNCLEAR = Refusal("Unclear", Failure.AMBIGUOUS)
 ALWAYS = 99
 
 
@@ -144,8 +145,8 @@ def test_a_record_that_is_refused_at_each_try_ends_the_delivery() -> None:
 
 
 def test_a_record_that_is_refused_for_good_is_not_tried_again() -> None:
-    sink = Stub({B1: [INVALID], C1: [BUSY]})
-    with pytest.raises(Undelivered, match=r"2 of 3 records were not taken \(Invalid\)"):
+    sink = Stub({A1: [UNCLEAR], B1: [INVALID], C1: [BUSY]})
+    with pytest.raises(Undelivered, match=r"3 of 3 records were not taken \(Invalid\)"):
         courier(sink).deliver([A1, B1, C1])
     assert len(sink.calls) == 1
 
