@@ -6,16 +6,18 @@ what describes them is a table of a database.
 Guarantee: a run joins the files with one snapshot of the table, aggregates the rows and replaces the day in the target
 in one Delta commit. Readers see the cube of before or the new one. If PostgreSQL can't be reached or goes away, if a
 record can't be read, or if a run dies, the cube stays as it was. A second run gives the same cube. Rows of another day
-refuse the run, and so does a query without rows, unless ``--allow_empty true`` lets it clear the day.
+refuse the run, and so do files without a record and a query without rows, unless ``--allow_empty true`` lets it clear
+the day.
 
 The rows, measures and levels are those of the dbt macro ``cube_daily``, which is rendered here. A model with
 ``cube_weekly`` rolls the target up to ISO weeks.
 
 ``--table_key`` refuses a table that has a key twice: the join would count an event twice.
 
-Cost: the files are read once, and the table over one connection; both are exchanged for the join, unless the table is
-so small that Spark sends it to each task. Rows are aggregated to the cells before they are exchanged, and then each
-cell goes to 2^n levels (n dimensions). The cells are kept on the executors' disks until they are written.
+Cost: the files are read once, after a look at their first record, and the table over one connection; both are exchanged
+for the join, unless the table is so small that Spark sends it to each task. Rows are aggregated to the cells before
+they are exchanged, and then each cell goes to 2^n levels (n dimensions). The cells are kept on the executors' disks
+until they are written.
 ``--table_key`` reads the table twice.
 
     spark-submit python_jobs/data_value/distributed_aggregator.py --source landing/visits/date=2024-01-01 \\
@@ -49,7 +51,7 @@ from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.delta.streams import evaluated_once
 from python_jobs.shared.files.file_sets import SourceFile
-from python_jobs.shared.files.sources import parse_schema, read_files, source_files
+from python_jobs.shared.files.sources import parse_schema, read_files, require_records, source_files
 from python_jobs.shared.postgres.snapshots import PostgresAccess, Snapshot, one_snapshot
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.macro_sql import Macros, refusal_of_macro
@@ -102,7 +104,7 @@ class Parameters:
     target: str
     """Delta table, by path or catalog name; created if absent."""
     allow_empty: bool = False
-    """Whether a query without rows may clear the day."""
+    """Whether files without a record are right, and a query without rows may clear the day."""
 
     def __post_init__(self) -> None:
         _ = self.access, self.text  # refuse an incomplete access and a file that can't be read
@@ -207,8 +209,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     Raises:
         NotReady: the source has no file.
         JobFailed: PostgreSQL can't be reached, refuses, or goes away.
-        DataRefused: a record can't be read, a key of the table comes twice, there is no row, or a row is of another
-            day or of none.
+        DataRefused: a record can't be read, the files have none, a key of the table comes twice, there is no row, or a
+            row is of another day or of none.
         WrongUse: the query, a dimension or a measure can't be used.
     """
     parse_schema(params.schema)
@@ -231,12 +233,15 @@ def joined(
 
     Raises:
         WrongUse: the query can't be used.
-        DataRefused: a key of the table comes twice.
+        DataRefused: the files have no record, or a key of the table comes twice.
     """
+    records = read_files(spark, params, files)
+    # An outer join of the table with no record at all has rows, too.
+    require_records(records, files, params.source, params.allow_empty, "allow_empty")
     table = database.read(params.table)
     if params.table_key:
         require_unique(table, params.table_key, params.table)
-    return user_query(spark, params.text, files=read_files(spark, params, files), table=table)
+    return user_query(spark, params.text, files=records, table=table)
 
 
 def _replace(spark: SparkSession, cells: DataFrame, params: Parameters) -> dict[str, Any]:

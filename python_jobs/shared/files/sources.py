@@ -240,15 +240,21 @@ def _checked(rows: DataFrame, record: Column, problem: Column) -> DataFrame:
     return one.where(good).select("r.record.*", F.col("r.file").alias(FILE))
 
 
-def require_records(rows: DataFrame, files: Sequence[SourceFile], source: str, allow_empty: bool) -> None:
-    """Refuse files that hold not one record.
+def require_records(
+    rows: DataFrame,
+    files: Sequence[SourceFile],
+    source: str,
+    allow_empty: bool,
+    option: str = "allow_empty_source",
+) -> None:
+    """Refuse files that hold not one record; ``option`` is the job's parameter with the value of ``allow_empty``.
 
     Raises:
         DataRefused: there is none, and ``allow_empty`` doesn't say that this is right.
     """
     if not allow_empty and rows.isEmpty():
         raise DataRefused(
-            f"the {len(files)} files of {source} hold no record; pass allow_empty_source if that is right"
+            f"the {len(files)} files of {source} hold no record; pass {option} if that is right"
         )
 
 

@@ -171,6 +171,16 @@ def test_what_cannot_be_read_or_held_leaves_the_cube_as_it_is(
         with pytest.raises(refusal, match=sentence):
             visits.run(DAY_1, **changes)
 
+    visits.land("blank", [])
+    blank = visits.folder / "landing" / "visits" / "date=blank"
+    (blank / "visits.json").write_text("\n\n", encoding="utf-8")
+    outer = (
+        f"select date'{DAY_1}' as event_date, country, kind, duration from {{table}} d "
+        "left join {files} v on d.name = v.device"
+    )
+    with pytest.raises(DataRefused, match=r"the 1 files of .*blank hold no record; pass allow_empty if"):
+        visits.run(DAY_1, source=str(blank), query=outer)
+
     visits.database.execute("insert into devices values ('a', 'watch')")
     with pytest.raises(DataRefused, match=re.escape('devices has the key {"name":"a"} more than once')):
         visits.run(DAY_1)
