@@ -32,7 +32,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
@@ -132,7 +132,7 @@ def _is_written(rows: DataFrame, table: str, params: Parameters) -> bool:
             f"create table {_quoted(table)} using parquet clustered by ({key}) sorted by ({key}) into "
             f"{params.buckets} buckets tblproperties {own} as select * from {given}"
         )
-    except AnalysisException as failure:
+    except PySparkException as failure:
         if failure.getCondition() != "LOCATION_ALREADY_EXISTS":
             raise
         return False

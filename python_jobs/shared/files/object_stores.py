@@ -43,7 +43,7 @@ def answers() -> Iterator[None]:
 
 
 def _is_final(failure: ClientError) -> bool:
-    status = failure.response["ResponseMetadata"]["HTTPStatusCode"]
-    return (
-        failure.response["Error"].get("Code") not in _PASSING and classify_status(status) is Failure.PERMANENT
-    )
+    if failure.response["Error"].get("Code") in _PASSING:
+        return False
+    status = failure.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status is not None and classify_status(status) is Failure.PERMANENT
