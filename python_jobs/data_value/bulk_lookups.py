@@ -108,13 +108,14 @@ class Lookups:
         if response.status_code != requests.codes.ok:
             raise requests.HTTPError("the API refused", response=response)
         answer = exact_json.parse(response.content)
-        mapped = dict(answer).get(self._api.answer_field) if isinstance(answer, exact_json.Object) else None
+        fields = exact_json.by_name(answer) if isinstance(answer, exact_json.Object) else {}
+        mapped = fields.get(self._api.answer_field)
         if not isinstance(mapped, exact_json.Object):
             raise JobFailed(
                 f"the answer of the API at {self._api.url} has no object '{self._api.answer_field}', which maps keys "
                 "to values; see answer_field"
             )
-        return {key: _text(value) for key, value in mapped}
+        return {key: _text(value) for key, value in exact_json.by_name(mapped).items()}
 
 
 def _text(value: Any) -> str | None:

@@ -38,7 +38,6 @@ Source: Data Engineering Design Patterns, chapter 5, FIFO Orderer.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +48,6 @@ from typing import Any, Literal
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from python_jobs.data_value.ordering_scopes import Found, Positions, Variant, lane, lane_of, ordered_settings
-from python_jobs.shared.core import exact_json
 from python_jobs.shared.core.command_line import run_program
 from python_jobs.shared.core.failures import (
     DataRefused,
@@ -60,6 +58,7 @@ from python_jobs.shared.core.failures import (
     require_at_least,
 )
 from python_jobs.shared.core.json_schemas import schema_validator
+from python_jobs.shared.core.json_values import read_value
 from python_jobs.shared.core.retry import RetryPolicy
 from python_jobs.shared.core.signals import end_requested
 from python_jobs.shared.kafka.clients import (
@@ -282,7 +281,7 @@ class Forwarder:
         if value is None:
             return False
         try:
-            return self._is_of_interest(json.loads(value, parse_constant=exact_json.refuse))
+            return self._is_of_interest(read_value(value))
         except (ValueError, RecursionError):
             if self.parameters.unreadable == "refuse":
                 self._drain()

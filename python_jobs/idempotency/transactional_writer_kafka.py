@@ -68,7 +68,7 @@ class Reducer(Replicator):
             return None
         try:
             record = exact_json.parse(payload)
-            values = dict(record) if isinstance(record, exact_json.Object) else {}
+            values = exact_json.by_name(record) if isinstance(record, exact_json.Object) else {}
             reduced = exact_json.Object((name, values[source]) for name, source in self._fields.items())
         except (ValueError, KeyError, RecursionError) as failure:
             raise DataRefused(

@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import jsonschema_rs
 
+from python_jobs.shared.core import json_values
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import full_timestamp
 from python_jobs.shared.core.json_schemas import schema_validator
@@ -31,7 +32,6 @@ MAX_REASON_LENGTH = 300
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _KINDS = {dict: "an object", list: "an array", str: "a text", bool: "a boolean", type(None): "null"}
-_DIGITS = 4_000  # Python refuses to read an integer of more than 4,300 digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +100,10 @@ def read_records(body: bytes) -> list[Record]:
 
 def _elements(text: str) -> list[Record]:
     repeated: list[str] = []
-
-    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        named = dict(pairs)
-        if len(named) < len(pairs):
-            names = [name for name, _ in pairs]
-            repeated.extend(sorted({name for name in names if names.count(name) > 1}))
-        return named
-
-    decoder = json.JSONDecoder(
-        parse_float=_decimal, parse_int=_integer, parse_constant=_refuse, object_pairs_hook=members
-    )
+    reader = json_values.decoder(repeated)
     place = _after_blanks(text, 0)
     if text[place : place + 1] != "[":
-        kind = _kind(decoder.decode(text))
+        kind = _kind(reader.decode(text))
         raise UnreadableBody(f"the body must be a JSON array of records, got {kind}")
     found: list[Record] = []
     place = _after_blanks(text, place + 1)
@@ -121,7 +111,7 @@ def _elements(text: str) -> list[Record]:
         return _ended(text, place + 1, found)
     while True:
         repeated.clear()
-        value, end = decoder.raw_decode(text, place)
+        value, end = reader.raw_decode(text, place)
         found.append(Record(text[place:end], value, list(repeated)))
         place = _after_blanks(text, end)
         if text[place : place + 1] == "]":
@@ -141,21 +131,6 @@ def _ended(text: str, place: int, found: list[Record]) -> list[Record]:
 def _after_blanks(text: str, place: int) -> int:
     match = _BLANKS.match(text, place)
     return place if match is None else match.end()
-
-
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"the exponent of {text[:50]} is too large") from None
-
-
-def _integer(text: str) -> int | Decimal:
-    return int(text) if len(text) <= _DIGITS else _decimal(text)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _kind(value: Any) -> str:

@@ -36,11 +36,33 @@ def test_separators_hold_at_every_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["NaN", '{"a": Infinity}', "[-Infinity]", '{"a":1}{', '{"a":1}, ', b'"\xff"', ""]
+    "text",
+    [
+        "NaN",
+        '{"a": Infinity}',
+        "[-Infinity]",
+        '{"a":1}{',
+        '{"a":1}, ',
+        b'"\xff"',
+        b'"\xed\xa0\x80"',
+        '{"a": 1}'.encode("utf-16"),
+        '{"a": 1}'.encode("utf-16-be"),
+        "",
+    ],
 )
 def test_what_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"no JSON|char \d|codec"):
         exact_json.parse(text)
+
+
+def test_bytes_are_utf_8() -> None:
+    assert exact_json.parse(b'\xef\xbb\xbf"\xc3\xbc"') == "ü"
+
+
+def test_values_by_name_need_names_of_their_own() -> None:
+    assert exact_json.by_name(exact_json.Object([("a", 1), ("b", 1)])) == {"a": 1, "b": 1}
+    with pytest.raises(exact_json.RepeatedName, match="a JSON object has a name twice"):
+        exact_json.by_name(exact_json.Object([("a", 1), ("b", 1), ("a", 1)]))
 
 
 class Message:
@@ -63,9 +85,14 @@ class Message:
 def test_a_reduced_record_keeps_its_digits() -> None:
     reducer = Reducer.__new__(Reducer)
     reducer._fields = {"total": "price", "who": "name"}
-    message: Any = Message('{"price":0.12345678901234567890,"name":"é","name":"ü"}'.encode())
+    message: Any = Message('{"price":0.12345678901234567890,"name":"ü"}'.encode())
     assert reducer.value(message) == '{"total":0.12345678901234567890,"who":"ü"}'.encode()
-    for payload in (b'{"price":NaN,"name":"a"}', b'[["price",1],["name",2]]', b'{"price":1}'):
+    for payload in (
+        b'{"price":NaN,"name":"a"}',
+        b'[["price",1],["name",2]]',
+        b'{"price":1}',
+        b'{"price":1,"name":"a","name":"b"}',
+    ):
         message = Message(payload)
         with pytest.raises(DataRefused, match="visits/0 offset 7 is no JSON object with price, name"):
             reducer.value(message)

@@ -19,13 +19,33 @@ class Object(list[tuple[str, Any]]):
 def parse(text: str | bytes) -> Any:
     """Return the value with numbers as :class:`Number` and objects as :class:`Object`.
 
+    Bytes are UTF-8; a byte order mark before them is skipped.
+
     Raises:
-        ValueError: the text is no JSON; ``NaN`` and ``Infinity`` are no JSON either.
+        ValueError: the text is no JSON; ``NaN`` and ``Infinity`` are no JSON either, nor are other encodings.
         RecursionError: the text is nested too deep.
     """
+    if isinstance(text, bytes):  # Python would take UTF-16, UTF-32 and halves of surrogate pairs
+        text = text.decode("utf-8-sig")
     return json.loads(
         text, parse_float=Number, parse_int=Number, parse_constant=refuse, object_pairs_hook=Object
     )
+
+
+class RepeatedName(ValueError):
+    """An object has a name twice: nobody knows which value is meant."""
+
+
+def by_name(pairs: Object) -> dict[str, Any]:
+    """Return an object's values by name.
+
+    Raises:
+        RepeatedName: it has a name twice.
+    """
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise RepeatedName("a JSON object has a name twice")
+    return named
 
 
 def refuse(constant: str) -> Any:

@@ -90,6 +90,10 @@ def test_a_failure_that_may_pass_is_retried(server: GeoApi, failure: int | bytes
         (b"[]", 1, "has no object 'mapped'"),
         (b'{"mapped": {"a": ' + b"[" * 100_000, 1, "gave no answer for 1 keys .RecursionError."),
         (b'{"mapped": {"a": NaN}}', 1, "gave no answer for 1 keys .ValueError."),
+        (b'{"mapped": {"a": "x", "b": "y", "a": "z"}}', 1, "gave no answer for 1 keys .RepeatedName."),
+        (b'{"mapped": {"a": "x"}, "mapped": {}}', 1, "gave no answer for 1 keys .RepeatedName."),
+        (b'{"mapped": {"a": "\xed\xa0\x80"}}', 3, "gave no answer for 1 keys .UnicodeDecodeError."),
+        ('{"mapped": {"a": "x"}}'.encode("utf-16"), 3, "gave no answer for 1 keys .UnicodeDecodeError."),
     ],
 )
 def test_a_failure_that_stays_ends_within_its_bounds_and_gives_no_values(

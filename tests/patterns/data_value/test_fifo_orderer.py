@@ -312,7 +312,21 @@ def test_partitions_that_another_process_gets_are_finished_first(broker: Broker,
 
 @pytest.mark.kafka
 def test_a_value_that_is_no_json_stops_the_run_or_is_counted(topics: Topics) -> None:
-    topics.put(event("e1"), Record(b"fff", b"user"), Record(b'{"page": NaN}', b"user"), event("e2"))
+    topics.interest.write_text(
+        "{properties: {page: {const: login}, x: {maximum: 9007199254740992}}, required: [page]}"
+    )
+    login = '{"event": "e", "page": "login"}'
+    no_json = [
+        b"fff",
+        b'{"page": NaN}',
+        login.encode("utf-16"),
+        b'{"page": "login", "event": "\xed\xa0\x80"}',
+        b'{"page": "login", "page": "login"}',
+    ]
+    # Numbers that a double takes for infinity and for the limit: they don't fit the schema, which is no failure.
+    large = [f'{login[:-1]}, "x": {number}}}'.encode() for number in ("1e400", "9007199254740992.1")]
+    values = [*no_json, *large]
+    topics.put(event("e1"), *(Record(value, b"user") for value in values), event("e2", x=9007199254740992))
     for _ in range(2):
         with pytest.raises(
             DataRefused, match=rf"{topics.source}/0 offset 1 is no JSON: .*--unreadable skip$"
@@ -320,7 +334,7 @@ def test_a_value_that_is_no_json_stops_the_run_or_is_counted(topics: Topics) -> 
             topics.run()
         assert topics.arrived() == ["e1"]
     assert topics.run(unreadable="skip") == {
-        "records": 3, "forwarded": 1, "unreadable": 2, "next_offsets": {0: 4},
+        "records": 8, "forwarded": 1, "unreadable": 5, "next_offsets": {0: 9},
     }  # fmt: skip
     assert topics.arrived() == ["e1", "e2"]
 
