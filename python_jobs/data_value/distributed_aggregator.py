@@ -53,9 +53,10 @@ from python_jobs.shared.delta.streams import evaluated_once
 from python_jobs.shared.files.file_sets import SourceFile
 from python_jobs.shared.files.sources import parse_schema, read_files, require_records, source_files
 from python_jobs.shared.postgres.snapshots import PostgresAccess, Snapshot, one_snapshot
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
 from python_jobs.shared.spark.macro_sql import Macros, refusal_of_macro
-from python_jobs.shared.spark.queries import first_line, query_text, user_query
+from python_jobs.shared.spark.queries import query_text, user_query
 from python_jobs.shared.spark.sql_text import date_literal, identifier, named_columns
 
 NOTE = "distributed_aggregator"

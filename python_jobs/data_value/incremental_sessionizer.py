@@ -49,16 +49,16 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
-from python_jobs.shared.core.intervals import moved, parse_time, to_micros
+from python_jobs.shared.core.intervals import duration_micros, moved, parse_time, to_micros
 from python_jobs.shared.delta.commits import find_commit, numeric_metrics, transaction_version, write_once
 from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.delta.streams import create_table, nullable
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, dead_letters
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.macro_sql import Macros, refusal_of_macro
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.sql_text import (
     require_free_names,
     string_literal,
@@ -169,7 +169,7 @@ class Run:
     @property
     def number(self) -> int:
         """Return the run's number since 1970."""
-        return int(to_micros(self.start) // (self._of_run["period"] / dt.timedelta(microseconds=1)))
+        return to_micros(self.start) // duration_micros(self._of_run["period"])
 
     def require_previous(self) -> None:
         """Refuse the run if the run before isn't published.

@@ -53,9 +53,10 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_version
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.macro_sql import Macros
-from python_jobs.shared.spark.queries import first_line, require_rows
+from python_jobs.shared.spark.queries import require_rows
 
 _FILES = (
     "data_value/static_joiner/join.sql",

@@ -67,13 +67,13 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
-from python_jobs.shared.records.event_times import first_error
+from python_jobs.shared.records.event_times import ahead, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
 from python_jobs.shared.spark.times import with_timestamp
 
-MISSING, UNPARSABLE, FUTURE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME", "FUTURE_EVENT_TIME"
+MISSING, UNPARSABLE = "MISSING_EVENT_TIME", "UNPARSABLE_EVENT_TIME"
 JUDGEMENT_COLUMNS = ("event_at", "is_late", "watermark", "processed_at", "delay_seconds")
 WATERMARKS_TYPE = (
     "writer_id string, batch_id bigint, processed_at timestamp, input_watermark timestamp, watermark timestamp, "
@@ -234,11 +234,7 @@ def judged(
             UNPARSABLE,
             F.concat(F.lit("the event time can't be read: "), F.left(text, F.lit(100))),
         ),
-        (
-            F.col("event_at") > _literal(moved(processed_at, max_future)),
-            FUTURE,
-            F.concat(F.lit("the event time "), text, F.lit(f" is ahead of {processed_at.isoformat()}")),
-        ),
+        ahead("event_at", _literal(moved(processed_at, max_future))),
     ]
     error_class, message = first_error(errors)
     late = F.lit(False) if watermark is None else is_late(F.col("event_at"), _literal(watermark))

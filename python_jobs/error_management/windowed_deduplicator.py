@@ -42,13 +42,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import parse_duration, parse_time
+from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.progress import ProgressTotals, listening
@@ -64,15 +63,15 @@ from python_jobs.shared.delta.streams import (
     nullable,
 )
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
-from python_jobs.shared.records.event_times import first_error
+from python_jobs.shared.records.event_times import ahead, first_error, latest_time
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import named_column
 from python_jobs.shared.spark.times import with_timestamp
 
 NULL_EVENT_TIME = "NULL_EVENT_TIME"
-FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
 NULL_KEY = "NULL_KEY"
 
 _TIME, _WINDOW, _KEY = "__event_time", "__window", "__key_"
@@ -130,27 +129,15 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     Raises:
         WrongUse: an expression can't be resolved, or the event time is neither a time nor a text.
     """
-    # In a stream this is the batch's time: it stays the same if the batch is rerun.
-    now = F.current_timestamp() if params.now is None else F.lit(parse_time(params.now))
     parts = [f"{_KEY}{position}" for position in range(len(params.key))]
-    try:
+    with resolved("key or event_time"):
         rows = with_timestamp(records, _TIME, params.event_time).select(
             "*",
             *(F.expr(expression).alias(part) for expression, part in zip(params.key, parts, strict=True)),
         )
-    except AnalysisException as error:
-        raise WrongUse(f"key or event_time can't be resolved: {str(error).splitlines()[0]}") from None
-
-    time = F.col(_TIME)
     errors = [
-        (time.isNull(), NULL_EVENT_TIME, F.lit(f"the event time is NULL: {params.event_time}")),
-        (
-            time > now + F.expr(f"interval {params.max_future}"),
-            FUTURE_EVENT_TIME,
-            F.concat(
-                F.lit(f"the event time lies more than {params.max_future} ahead: "), time.cast("string")
-            ),
-        ),
+        (F.col(_TIME).isNull(), NULL_EVENT_TIME, F.lit(f"the event time is NULL: {params.event_time}")),
+        ahead(_TIME, latest_time(params.max_future, params.now)),
     ]
     for part, expression in zip(parts, params.key, strict=True):
         if expression not in params.nullable_key:

@@ -92,9 +92,10 @@ from python_jobs.shared.delta.tables import (
 )
 from python_jobs.shared.files.readiness import Marker
 from python_jobs.shared.records.values import exact_value
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.jvm import analyzed_plan
-from python_jobs.shared.spark.queries import first_line, query_text, user_query
+from python_jobs.shared.spark.queries import query_text, user_query
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_column, string_literal
 

@@ -70,9 +70,9 @@ from python_jobs.shared.records.session_rows import (
     SessionRows,
     stamped,
 )
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.macro_sql import Macros
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.sql_text import (
     date_literal,
     named_columns,

@@ -35,8 +35,8 @@ from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.streams import empty_source, evaluated_once
 from python_jobs.shared.delta.tables import read_table
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.sql_text import string_literal, taken_names
 from python_jobs.streaming.corrections import (
     ACTION,

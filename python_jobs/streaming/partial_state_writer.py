@@ -39,7 +39,6 @@ Source: Data Engineering Design Patterns, chapter 11, Partial State Writer.
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
-from python_jobs.shared.core.intervals import parse_duration
+from python_jobs.shared.core.intervals import duration_micros, parse_duration
 from python_jobs.shared.core.sessions import Emits, each_events, each_interval, each_update, first_event
 from python_jobs.shared.records.session_streams import SessionWriter, run_sessions
 from python_jobs.shared.records.session_tables import SessionTable, start_sessions
@@ -86,7 +85,7 @@ class Parameters(SessionTable):
         if self.every_events is not None:
             return each_events(self.every_events)
         if self.every is not None:
-            return each_interval(parse_duration(self.every) // dt.timedelta(microseconds=1))
+            return each_interval(duration_micros(parse_duration(self.every)))
         return each_update
 
 

@@ -20,7 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.shared.core.intervals import Interval, moved, to_micros
+from python_jobs.shared.core.intervals import Interval, duration_micros, moved, to_micros
 from python_jobs.shared.core.sessions import is_same_session
 from python_jobs.shared.records.session_rows import EVENT_TIME, MICROS
 from python_jobs.shared.spark.macro_sql import Macros
@@ -136,7 +136,7 @@ class Walk:
 
     @property
     def _gap_micros(self) -> int:
-        return self.gap // dt.timedelta(microseconds=1)
+        return duration_micros(self.gap)
 
     def _spans(self, times: DataFrame) -> DataFrame:
         of_owner = times.groupBy(*named_columns(self.key))

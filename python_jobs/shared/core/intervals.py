@@ -76,7 +76,12 @@ def previous_run_time(previous_execution_time: str | None, execution_time: str) 
 
 def to_micros(moment: dt.datetime) -> int:
     """Return an aware time as exact microseconds since 1970, as Spark's ``timestamp_micros`` reads them."""
-    return (moment - _EPOCH) // dt.timedelta(microseconds=1)
+    return duration_micros(moment - _EPOCH)
+
+
+def duration_micros(length: dt.timedelta) -> int:
+    """Return a duration as exact microseconds."""
+    return length // dt.timedelta(microseconds=1)
 
 
 def from_micros(micros: int) -> dt.datetime:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.delta.commits import find_commit, write_once
 from python_jobs.shared.delta.tables import partition_columns, read_table, table_exists
-from python_jobs.shared.spark.queries import first_line
+from python_jobs.shared.spark.expressions import first_line
 
 
 class OutsideSlice(DataRefused):

@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException, 
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
+from python_jobs.shared.spark.expressions import first_line as first_line  # also where it was
 from python_jobs.shared.spark.jvm import engine_errors
 
 # States of SQL's standard: an error at a value, and one that the query itself raises.
@@ -67,11 +68,6 @@ def require_rows(rows: DataFrame, min_rows: int, table: str) -> None:
         raise DataRefused(
             f"{found} rows for {table}, allowed are {min_rows} or more (min_rows); the table stays as it is"
         )
-
-
-def first_line(failure: Exception) -> str:
-    """Return the first line of Spark's message, up to 300 characters."""
-    return str(failure).strip().splitlines()[0][:300]
 
 
 def failure_of_users_sql(failure: Exception, parameters: object) -> JobFailed | None:

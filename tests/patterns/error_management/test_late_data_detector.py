@@ -226,7 +226,8 @@ class TestSplit:
                 (
                     12,
                     "FUTURE_EVENT_TIME",
-                    "the event time 2031-01-01T00:00:00Z is ahead of 2024-01-01T12:00:00+00:00",
+                    "the event time 2031-01-01 00:00:00 is after 2024-01-01 13:00:00, "
+                    "the latest that max_future allows",
                 ),
             ],
             ["visit_id", "error_class", "error_message"],
