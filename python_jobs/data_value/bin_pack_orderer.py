@@ -11,12 +11,13 @@ sent again, alone, until the bin is complete; then the next bin follows.
 A record arrives as ``{"id": …, "key": …, "at": …, "data": {…}}``. ``--fields`` name the values in ``data``. With
 ``--every "1 minute"`` they aggregate the events of a key and minute, and ``at`` is the minute's start.
 
-Guarantee: the events of a key and micro-batch arrive in the order of their times (then ``--ties``, then their
-content), each once while the job runs. If a bin isn't complete after ``--attempts`` tries, or a record is refused for
-good, the later bins are not sent, and the job ends with exit code 1; with ``--trigger`` it tries that output again
-after each interval. An output has its own query, so the other outputs go on. The number of delivered bins is stored
-in the checkpoint: the next run begins with the first bin that isn't stored. Events without key or time, with a key of
-more than 256 characters, or of an unknown output go to ``--dead_letter``. An empty batch sends nothing.
+Guarantee: the events of a key and micro-batch arrive in the order of their times (then ``--ties``, then their content),
+each once while the job runs. If a bin isn't complete after ``--attempts`` tries, or a record is refused for good, the
+later bins are not sent, and the job ends with exit code 1; with ``--trigger`` it tries that output again after each
+interval. An output has its own query, so the other outputs go on. The number of delivered bins is stored in the
+checkpoint: the next run begins with the first bin that isn't stored. Events without key or time, with a key of more
+than 256 characters, with a text that isn't UTF-8, or of an unknown output go to ``--dead_letter``. An empty batch sends
+nothing.
 
 Delivery is at least once. After a crash between a bin's delivery and the storing of its number, and after a lost
 answer, its records are sent again with the same ``id``: the partner drops an ``id`` that it has. Not guaranteed: the
@@ -40,7 +41,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -64,11 +64,11 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
-from python_jobs.shared.records.event_times import absence, first_error
+from python_jobs.shared.records.event_times import absence, first_error, not_utf8
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.sql_text import named_column
 from python_jobs.shared.spark.times import with_timestamp
 
@@ -76,7 +76,7 @@ JOB = "bin_pack_orderer"
 LONG_KEY, UNKNOWN_OUTPUT = "LONG_KEY", "UNKNOWN_OUTPUT"
 MAX_KEY = 256
 """Maximum number of characters of a key; it is that of Kinesis' partition keys."""
-_KEY, _AT, _OUTPUT, _RECORD = "__key", "__at", "__output", "__record"
+_KEY, _AT, _OUTPUT, _RECORD, _VALUE = "__key", "__at", "__output", "__record", "__value_"
 _DELIVERED = "delivered"
 _LOOK_SECONDS = 0.2
 
@@ -145,7 +145,7 @@ class Parameters(DeadLetterStream):
         """
         names = [output.name for output in self.outputs]
         output = F.lit(names[0]) if self.output is None else F.expr(self.output).cast("string")
-        try:
+        with resolved():
             rows = with_timestamp(records, _AT, self.event_time).select(
                 "*",
                 F.nullif(F.expr(self.key).cast("string"), F.lit("")).alias(_KEY),
@@ -153,11 +153,14 @@ class Parameters(DeadLetterStream):
                 F.struct(*(named_column(name) for name in records.columns)).alias(_RECORD),
             )
             self.deliverable(rows)
-        except (AnalysisException, ParseException) as failure:
-            raise WrongUse(f"an expression can't be resolved: {first_line(failure)}") from None
+            values = self.value_columns()
+            rows = rows.withColumns({column: F.expr(self.fields[name]) for column, name in values.items()})
+        # An aggregate is one of many records: all their texts count, because nobody knows which ones it takes.
+        texts = values if self.every is None else {name: name for name in records.columns}
         is_known = F.coalesce(F.col(_OUTPUT).isin(names), F.lit(False))
         errors: Sequence[tuple[Column, str, Column]] = [
             *absence({_KEY: "key"}, {_AT: "event_time"}),
+            not_utf8(rows, {_KEY: "key", _OUTPUT: "output"} | texts),
             (
                 F.length(_KEY) > MAX_KEY,
                 LONG_KEY,
@@ -170,6 +173,11 @@ class Parameters(DeadLetterStream):
             ),
         ]
         return rows.select("*", *first_error(errors))
+
+    def value_columns(self) -> dict[str, str]:
+        """Return the columns of a judged record with its delivered values, each with its field; none of windows."""
+        names = self.fields if self.every is None else ()
+        return {f"{_VALUE}{place}": name for place, name in enumerate(names)}
 
     def deliverable(self, judged: DataFrame) -> DataFrame:
         """Return what is delivered of usable records: columns key, at (microseconds), ties and payload."""
@@ -342,7 +350,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         WrongUse: an expression can't be resolved, or a checkpoint belongs to another query.
         JobFailed: an output didn't take its records; the other outputs have theirs.
     """
-    empty = empty_source(spark, params.source, [*DEAD_LETTER_COLUMNS, _KEY, _AT, _OUTPUT, _RECORD])
+    own = [*DEAD_LETTER_COLUMNS, _KEY, _AT, _OUTPUT, _RECORD, *params.value_columns()]
+    empty = empty_source(spark, params.source, own)
     judged = params.judged(empty)
     records = judged.where(F.col(ERROR_CLASS).isNotNull()).select(f"{_RECORD}.*", ERROR_CLASS, ERROR_MESSAGE)
     params.create_dead_letter_table(spark, records, empty.columns)

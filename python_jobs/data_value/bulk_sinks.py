@@ -28,6 +28,7 @@ from botocore.exceptions import (
 
 from python_jobs.data_value.ordered_delivery import Refusal, Sink, Undelivered
 from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.json_values import read_value
 from python_jobs.shared.core.retry import Failure, classify, classify_status
 
 KINESIS_RECORDS, KINESIS_BYTES = 500, 5_000_000
@@ -193,7 +194,7 @@ class HttpSink(Sink[Sent]):
         )
         if not 200 <= response.status_code < 300:
             raise requests.HTTPError(f"status {response.status_code}", response=response)
-        answer = response.json()
+        answer = read_value(response.content)
         items = answer.get("items") if isinstance(answer, dict) else None
         if not isinstance(items, list) or not all(
             isinstance(item, dict) and isinstance(item.get("status"), int) for item in items

@@ -16,10 +16,11 @@ has passed its bound. A row of the as-of join is written when the watermark has 
 may come in any order.
 
 Guarantee: each row is in the target once, whatever breaks off: a row's key is the hash of ``--left_id`` (and
-``--right_id``). Rows behind the watermark are in the table ``--late``, each once. Rows without key, id or time, or with
-a time more than ``--max_future`` ahead, are dead letters; they never move the watermark nor stay in the state. If one
-side is idle, the watermark stands still: no row without a match is written, and the state grows. Send heartbeats. With
-``--watermark_policy max`` the faster side decides, and what the slower one sends behind it is late.
+``--right_id``). Rows behind the watermark are in the table ``--late``, each once. Rows without key, id or time, with a
+time more than ``--max_future`` ahead, or whose id (with ``as_of`` also the key) isn't UTF-8, are dead letters; they
+never move the watermark nor stay in the state. If one side is idle, the watermark stands still: no row without a match
+is written, and the state grows. Send heartbeats. With ``--watermark_policy max`` the faster side decides, and what the
+slower one sends behind it is late.
 
 Cost: the interval join keeps the rows of both sides within the bounds and the watermark, in RocksDB. The as-of join
 keeps the left rows until the watermark reaches them, and one version of each key for ever, or for ``--validity``; it
@@ -46,15 +47,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import ArrayType, LongType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, LongType, MapType, StringType, StructField, StructType
 
 from python_jobs.data_value.as_of_state import ANSWERS, IS_PROBE, MICROS, ORDER, VALUE, AsOfState
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.intervals import parse_duration
+from python_jobs.shared.core.intervals import duration_micros, parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.checkpoints import batch_watermark, has_progress
 from python_jobs.shared.delta.commits import latest_version
@@ -75,10 +75,10 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.records.dead_letters import DeadLetterStream
-from python_jobs.shared.records.event_times import absence, first_error
+from python_jobs.shared.records.event_times import absence, ahead, first_error, latest_time, not_utf8
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 from python_jobs.shared.spark.times import with_timestamp
@@ -91,7 +91,6 @@ JOIN_ID, LEFT_TIME, RIGHT_TIME, LEFT_DATE, VERSION, WRITTEN_AT = OWN_COLUMNS = (
     "version",
     "written_at",
 )
-FUTURE_TIME = "FUTURE_EVENT_TIME"
 LATE_TYPE = (
     "side string, record string, event_time timestamp, watermark timestamp, batch_id bigint, "
     "processed_at timestamp"
@@ -261,7 +260,7 @@ def judged(records: DataFrame, side: Side, params: Parameters) -> DataFrame:
     Raises:
         WrongUse: an expression can't be resolved or has another type.
     """
-    try:
+    with resolved(f"an expression over {side.name}"):
         chosen = records if side.where is None else records.where(F.expr(side.where))
         keys = {f"__key_{place}": name for place, name in enumerate(side.key)}
         ids = {f"__id_{place}": name for place, name in enumerate(side.id)}
@@ -276,13 +275,11 @@ def judged(records: DataFrame, side: Side, params: Parameters) -> DataFrame:
             F.struct(*(F.expr(value).alias(name) for name, value in side.columns.items())).alias(_VALUES),
             F.struct(*(named_column(name) for name in records.columns)).alias(_RECORD),
         )
-    except (AnalysisException, ParseException) as failure:
-        raise WrongUse(f"an expression over {side.name} can't be resolved: {first_line(failure)}") from None
-    now = F.current_timestamp() if params.now is None else F.lit(params.now).cast("timestamp")
-    limit = now + F.expr(f"interval {params.max_future}")
-    ahead = F.concat(F.lit("the event time "), F.col(_TIME).cast("string"), F.lit(" is ahead of the clock"))
-    absent = absence(keys | ids, {_TIME: f"{side.name}_time"})
-    return rows.select("*", *first_error([*absent, (F.col(_TIME) > limit, FUTURE_TIME, ahead)]))
+    errors = absence(keys | ids, {_TIME: f"{side.name}_time"})
+    errors.append(ahead(_TIME, latest_time(params.max_future, params.now)))
+    # The hash of the ids is made of JSON, which replaces other bytes; the keys of as_of pass through Python.
+    errors.append(not_utf8(rows, ids if params.variant == "interval" else keys | ids))
+    return rows.select("*", *first_error(errors))
 
 
 def _is_deleted(side: Side, params: Parameters) -> Column:
@@ -353,7 +350,9 @@ def interval_join(left: DataFrame, right: DataFrame, params: Parameters) -> Data
 def as_of_join(left: DataFrame, right: DataFrame, params: Parameters) -> DataFrame:
     """Return each left row with the version of its time."""
     keys = [f"__key_{place}" for place in range(len(params.left_key))]
-    value = F.when(~F.col("__deleted"), F.to_json(_VALUES, _EXACT))
+
+    def values(rows: DataFrame) -> Column:
+        return F.to_json(F.col(_VALUES).cast(_of_bytes(_columns_of(rows))), _EXACT)
 
     def side(rows: DataFrame, is_probe: bool) -> DataFrame:
         # Without the watermark's column, with which Spark would drop late rows: a late version counts for later rows.
@@ -362,10 +361,10 @@ def as_of_join(left: DataFrame, right: DataFrame, params: Parameters) -> DataFra
             F.lit(is_probe).alias(IS_PROBE),
             F.unix_micros(_TIME).alias(MICROS),
             ORDER,
-            value.alias(VALUE),
+            F.when(~F.col("__deleted"), values(rows)).alias(VALUE),
         )
 
-    validity = None if params.validity is None else _micros(params.validity)
+    validity = None if params.validity is None else duration_micros(parse_duration(params.validity))
     answers = (
         side(left, is_probe=True)
         .unionByName(side(right, is_probe=False))
@@ -376,7 +375,9 @@ def as_of_join(left: DataFrame, right: DataFrame, params: Parameters) -> DataFra
     pairs = answers.select(
         F.timestamp_micros("__left_micros").alias("__at"),
         *(
-            F.from_json(f"__{name}_value", type_, _EXACT | {"mode": "FAILFAST"}).alias(f"__{name}")
+            F.from_json(f"__{name}_value", _of_bytes(type_), _EXACT | {"mode": "FAILFAST"})
+            .cast(type_)
+            .alias(f"__{name}")
             for name, type_ in zip(("left", "right"), types, strict=True)
         ),
         "__version",
@@ -400,12 +401,19 @@ def _rows(pairs: DataFrame, params: Parameters) -> DataFrame:
     )
 
 
+def _of_bytes(type_: Any) -> Any:
+    """Return a type with bytes, which JSON holds in base64, for each text: a text of Spark may hold any bytes."""
+    if isinstance(type_, StructType):
+        return StructType([StructField(field.name, _of_bytes(field.dataType)) for field in type_.fields])
+    if isinstance(type_, ArrayType):
+        return ArrayType(_of_bytes(type_.elementType))
+    if isinstance(type_, MapType):  # JSON's names are texts
+        return MapType(type_.keyType, _of_bytes(type_.valueType))
+    return BinaryType() if isinstance(type_, StringType) else type_
+
+
 def _columns_of(rows: DataFrame) -> StructType:
     return nullable(rows.select(f"{_VALUES}.*").schema)
-
-
-def _micros(duration: str) -> int:
-    return parse_duration(duration) // dt.timedelta(microseconds=1)
 
 
 def _require_same_keys(frames: Sequence[DataFrame], params: Parameters) -> None:
@@ -523,7 +531,11 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Join
         {"target": params.target, "late table": params.late},
         # A joined row that is written again replaces its row.
         appends_to=[params.dead_letter, params.late],
-        meaning={"right source": table_id(spark, params.right), "rules": params.rules()},
+        meaning={
+            "right source": table_id(spark, params.right),
+            "rules": params.rules(),
+            "state": "texts as bytes",
+        },
         transform=lambda left: joined(
             left, read_stream(spark, params.right, params.max_files_per_trigger), params
         ),

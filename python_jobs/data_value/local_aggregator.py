@@ -40,7 +40,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -79,8 +79,8 @@ from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, rea
 from python_jobs.shared.records.dead_letters import dead_letters
 from python_jobs.shared.records.event_times import absence, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.times import with_timestamp
 
 _WAY_OUT = "aggregate the new topic into another target with a new checkpoint"
@@ -162,7 +162,7 @@ def aggregated(records: DataFrame, params: Parameters) -> DataFrame:
 
 def judged(records: DataFrame, params: Parameters) -> DataFrame:
     """Return the records with their key, time, value and error; the error is NULL for a usable record."""
-    try:
+    with resolved():
         rows = with_timestamp(records, "__time", params.event_time).select(
             *_RECORD,
             F.expr(params.key).cast("string").alias(KEY),
@@ -171,8 +171,6 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
             F.col("offset").alias(OFFSET),
             F.expr(params.value).cast("string").alias(VALUE),
         )
-    except (AnalysisException, ParseException) as failure:
-        raise WrongUse(f"an expression can't be resolved: {first_line(failure)}") from None
     return rows.select("*", *first_error(absence({KEY: "key"}, {AT: "event_time"})))
 
 

@@ -11,10 +11,10 @@ the new column. The value is a text; of any other JSON value it is the JSON text
 Guarantee: all rows of the source are in the target, once. No key is asked for twice, in this run or a later one, so a
 rerun gives the same values although the API may have changed; delete a key from the cache to ask again. A key that the
 API leaves out has NULL, which the cache keeps, too. A row whose key is NULL or empty has NULL and is not asked for. A
-request that fails with a server error, a timeout or a broken answer gets up to ``--attempts`` tries with growing
-pauses. Then the job fails with exit code 1: the target stays as it is, and the cache keeps the answers so far. Cache
-and target are one commit each, in this order. Not guaranteed: two runs at once may ask for the same key; the cache has
-it once.
+key that holds a comma or isn't UTF-8 ends the run. A request that fails with a server error, a timeout or a broken
+answer gets up to ``--attempts`` tries with growing pauses. Then the job fails with exit code 1: the target stays as it
+is, and the cache keeps the answers so far. Cache and target are one commit each, in this order. Not guaranteed: two
+runs at once may ask for the same key; the cache has it once.
 
 Cost: one request for each ``--buffer`` new keys, one after the other, from the driver, which holds the new answers in
 memory. The source is read twice, the cache twice.
@@ -49,15 +49,15 @@ from pyspark.sql.types import (
 
 from python_jobs.data_value.bulk_lookups import Api, Lookups
 from python_jobs.shared.core.clock import ProcessingTimeParameters
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.core.retry import Retrier, RetryPolicy
 from python_jobs.shared.delta.commits import latest_version, numeric_metrics
 from python_jobs.shared.delta.optimistic_writes import change
 from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.delta.streams import create_table
 from python_jobs.shared.delta.tables import delta_table, read_table, read_version
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.queries import first_line
 from python_jobs.shared.spark.sql_text import named_column, taken_names
 
 APP_ID = "lakehouse_patterns.static_joiner_api"
@@ -186,7 +186,15 @@ def _key(params: Parameters) -> Column:
 
 def _new_keys(rows: DataFrame, cache: DataFrame, params: Parameters) -> Iterator[str]:
     keys = rows.select(_key(params).alias("lookup_key")).where("lookup_key is not null").distinct()
-    for row in keys.join(cache, "lookup_key", "left_anti").toLocalIterator():
+    new = keys.join(cache, "lookup_key", "left_anti")
+    # On its way to Python each byte that isn't UTF-8 would become the same character: several keys would be one.
+    broken = F.when(~F.is_valid_utf8("lookup_key"), F.hex("lookup_key"))
+    for row in new.select("lookup_key", broken.alias("bytes")).toLocalIterator():
+        if row["bytes"] is not None:
+            raise DataRefused(
+                f"a key can't be looked up, because it isn't UTF-8 (its bytes are {row['bytes']}); correct the source "
+                "or leave the row out"
+            )
         yield row["lookup_key"]
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.delta.keyed_tables import DeltaSink
+from tests.support.broken_texts import with_broken_texts
 
 EVENTS = "visit string, at string, page string, position bigint"
 
@@ -37,9 +38,8 @@ class SessionStream:
         """Append events as one file: one micro-batch of a run with ``max_files_per_trigger`` 1."""
         rows = [(*event, self.position + number) for number, event in enumerate(events)]
         self.position += len(rows)
-        write_once(
-            self.spark, self.spark.createDataFrame(rows, EVENTS).coalesce(1), str(self.folder / "events")
-        )
+        events_of_file = with_broken_texts(self.spark.createDataFrame(rows, EVENTS)).coalesce(1)
+        write_once(self.spark, events_of_file, str(self.folder / "events"))
 
     def parameters(self, **changes: str) -> Any:
         """Return the command's parameters on this folder's tables, with ``changes``."""

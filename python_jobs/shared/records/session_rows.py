@@ -10,20 +10,19 @@ id.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import WrongUse, require_at_least
-from python_jobs.shared.core.intervals import parse_duration
+from python_jobs.shared.core.intervals import duration_micros, parse_duration
 from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.core.sessions import CLOSED, OPEN
 from python_jobs.shared.delta.keys import surrogate_key
-from python_jobs.shared.records.event_times import absence, first_error
+from python_jobs.shared.records.event_times import absence, first_error, not_utf8
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 from python_jobs.shared.spark.times import with_timestamp
 
@@ -85,7 +84,7 @@ class SessionRecords:
     @property
     def gap_micros(self) -> int:
         """The gap in microseconds."""
-        return parse_duration(self.gap) // dt.timedelta(microseconds=1)
+        return duration_micros(parse_duration(self.gap))
 
     def times(self) -> dict[str, str]:
         """Return the expression of each time that a record must have, by parameter, the event's time first."""
@@ -98,7 +97,7 @@ class SessionRecords:
             WrongUse: an expression can't be resolved or has another type.
         """
         times = {f"__{name}": name for name in self.times()}
-        try:
+        with resolved():
             timed = records
             for column, name in times.items():
                 timed = with_timestamp(timed, column, self.times()[name], name)
@@ -109,9 +108,9 @@ class SessionRecords:
                 F.expr(self.value).cast("string").alias(VALUE),
                 F.struct(*(named_column(name) for name in records.columns)).alias(DEAD),
             )
-        except AnalysisException as failure:
-            raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
-        return rows.select("*", *first_error(absence({name: name for name in self.key}, times)))
+        key = {name: name for name in self.key}
+        errors = [*absence(key, times), not_utf8(rows, {**key, VALUE: "value"})]
+        return rows.select("*", *first_error(errors))
 
     def _order(self, times: Sequence[str]) -> Column:
         parts = [F.unix_micros(name) for name in times]

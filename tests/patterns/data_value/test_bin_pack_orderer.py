@@ -25,6 +25,7 @@ from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.retry import Failure, RetryPolicy
 from services.object_store import ObjectStore
 from services.processes import free_port
+from tests.support.broken_texts import BROKEN, with_broken_texts
 from tests.support.bulk_apis import BulkApi, kinesis_behind_proxy, running_bulk_api
 from tests.support.rows import assert_rows
 from tests.support.session import environment
@@ -50,7 +51,7 @@ class Table:
             at = f"2024-01-01T{clock}Z" if clock else None
             rows.append((visit, at, page, provider, self.number))
             self.number += 1
-        frame = self.spark.createDataFrame(rows, EVENTS).repartition(partitions)
+        frame = with_broken_texts(self.spark.createDataFrame(rows, EVENTS)).repartition(partitions)
         frame.write.format("delta").mode("append").save(str(self.folder / "events"))
 
     def parameters(self, **changes: Any) -> Parameters:
@@ -113,6 +114,7 @@ FIRST = [
     ("C", "10:30", "c2"), ("A", "10:20", "a3"), ("B", "10:05", "b1"), ("A", "10:00", "a1"), ("C", "10:00", "c1"),
     ("A", "10:10", "a2"), (None, "10:00", "no key"), ("", "10:00", "empty key"), ("N", None, "no time"),
     ("N", "10", "hour alone"), ("L" * 257, "10:00", "long key"),
+    (BROKEN, "10:00", "broken key"), ("A", "10:00", f"broken value {BROKEN}"),
 ]  # fmt: skip
 
 
@@ -152,7 +154,7 @@ def test_a_record_has_its_key_time_and_values_and_its_partition_key(
 
 
 def test_events_without_key_or_time_are_dead_letters(visits: Table, first: dict[str, Any]) -> None:
-    assert first["dead"] == 5
+    assert first["dead"] == 7
     dead = visits.spark.read.format("delta").load(str(visits.folder / "dead"))
     assert_rows(
         dead.select("page", "error_class"),
@@ -162,6 +164,8 @@ def test_events_without_key_or_time_are_dead_letters(visits: Table, first: dict[
             ("no time", "NULL_TIME"),
             ("hour alone", "NULL_TIME"),
             ("long key", "LONG_KEY"),
+            ("broken key", "NOT_UTF8"),
+            ("broken value \ufffd", "NOT_UTF8"),  # as Python shows the byte FF
         ],
     )
 
@@ -281,6 +285,7 @@ def test_each_output_has_its_own_bins_and_a_failed_one_holds_up_no_other(
         table.append(
             ("v1", "10:03:10", "p", "north"), ("v2", "10:03:50", "p", "north"), ("v3", "10:04:00", "q", "north"),
             ("v1", "10:03:00", "p", "south"), ("v4", "10:09:00", "p", "west"), ("v5", "10:09:00", "p", None),
+            ("v8", "10:04:10", BROKEN, "north"),
         )  # fmt: skip
         with pytest.raises(
             Undelivered, match=r"^output south failed: bin 1 of 1 .*\(HTTPError\).*the other outputs"
@@ -294,7 +299,7 @@ def test_each_output_has_its_own_bins_and_a_failed_one_holds_up_no_other(
         assert len(south.requests) == 2
         assert (north.tokens, south.tokens) == ({None}, {"Bearer hunter2"})
         dead = spark.read.format("delta").load(own["dead_letter"]).select("provider", "error_class")
-        assert_rows(dead, [("west", "UNKNOWN_OUTPUT"), (None, "NULL_KEY")])
+        assert_rows(dead, [("west", "UNKNOWN_OUTPUT"), (None, "NULL_KEY"), ("north", "NOT_UTF8")])
 
         # Without end: the north's next window is delivered while the south is away, and then the south's, too.
         north.reset()
@@ -408,11 +413,12 @@ def test_an_http_api_that_says_not_enough_is_refused() -> None:
         assert len(api.requests) == 1
         sink = HttpSink(Output("a", "http", api.url))
         for answer, sentence in (
-            ([], "items"),
-            ({"items": [{"status": 201}]}, "answered for 1 of 3 records"),
+            (b"[]", "items"),
+            (b'{"items": [{"status": 201}]}', "answered for 1 of 3 records"),
+            (b'{"items": [{"status": 500, "status": 201}]}', "RepeatedName"),
         ):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("requests.Response.json", lambda _, answer=answer: answer)
+                patch.setattr("requests.Response.content", answer)
                 with pytest.raises(JobFailed, match=sentence):
                     courier(sink).deliver(records(3))
 

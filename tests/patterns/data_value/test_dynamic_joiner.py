@@ -18,6 +18,7 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.delta.keyed_tables import DeltaSink
+from tests.support.broken_texts import BROKEN, with_broken_texts
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -39,8 +40,8 @@ class Streams:
 
     def append(self, table: str, *rows: tuple[Any, ...]) -> None:
         """Append rows as one file: one micro-batch."""
-        frame = self.spark.createDataFrame(list(rows), self._schemas[table]).coalesce(1)
-        write_once(self.spark, frame, str(self.folder / table))
+        frame = with_broken_texts(self.spark.createDataFrame(list(rows), self._schemas[table]))
+        write_once(self.spark, frame.coalesce(1), str(self.folder / table))
 
     def parameters(self, **changes: str) -> Parameters:
         text = snippet(PAGE, f"{HERE}::{self.test}")
@@ -299,12 +300,14 @@ def waiting(plans: Streams) -> dict[str, Any]:
           for op, clock in (("c", "10:04:00"), ("d", "10:05:00"), ("u", "09:59:00"))),
         change("c", "stranger", "unknown", "10:04:00"), change("c", "nobody", None, "10:04:00"),
         change(None, "tombstone", None, "10:04:00"), change("c", "r08", "r", "10:08:00"),
+        change("c", "t04", "t", "10:04:00"), change("c", f"broken {BROKEN}", "t", "10:04:00"),
     )  # fmt: skip
     plans.append(
         "user_changes",
         *(plan(number, user, name, clock) for user in ("p", "q")
           for number, (name, clock) in enumerate([("a1", "10:00:00"), ("a0", "10:00:00"), ("a2", "10:05:00")])),
         plan(9, None, "tombstone", "10:05:00", op=None), plan(10, "r", "a3", "10:00:00", op="c"),
+        plan(20, BROKEN, "x", "10:00:00"), plan(21, "t", f"b{BROKEN}", "10:00:00"),
     )  # fmt: skip
     plans.append("visit_changes", change("c", "p06", "p", "10:06:00"))
     plans.append("user_changes", plan(11, "q", "a1b", "10:03:00"), plan(12, "r", "a3", "10:07:00", op="d"))
@@ -314,7 +317,16 @@ def waiting(plans: Streams) -> dict[str, Any]:
 def test_a_row_waits_until_the_watermark_has_reached_its_time(waiting: dict[str, Any]) -> None:
     """The watermark is at 10:01, five minutes behind the slower side."""
     assert_rows(waiting["rows_written"], [("p59", "u", None), ("q59", "u", None)])
-    assert waiting["dead"] == {"left": 1, "right": 0}, "without a user; tombstones are no part of it"
+    assert waiting["dead"] == {"left": 2, "right": 1}, "without a user; tombstones are no part of it"
+
+
+def test_a_key_or_id_that_is_no_utf_8_is_a_dead_letter(plans: Streams, waiting: dict[str, Any]) -> None:
+    dead = plans.table("visits_with_plans_dead").where("error_class = 'NOT_UTF8'")
+    message = "the record has bytes that aren't UTF-8 in "
+    assert_rows(
+        dead.select("side", "error_message"),
+        [("left", f"{message}change_id"), ("right", f"{message}user_id")],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -340,6 +352,7 @@ EXPECTED = [
     ("stranger", "c", None),
     ("s30", "c", "b1"),
     ("p40", "c", "b2"),  # the late version: nothing newer is known
+    ("t04", "c", "b\ufffd"),  # as Python shows the byte FF
 ]
 
 
@@ -363,6 +376,8 @@ def test_values_pass_through_the_state_unchanged(plans: Streams, answered: dict[
         ),
         [(True, "p", dt.date(2024, 1, 1), [1_704_103_200_000_000, 1])],
     )
+    of_t = plans.table("visits_with_plans").where("user_id = 't'")
+    assert_rows(of_t.selectExpr("hex(plan)"), [("62FF",)])
     times = found.selectExpr("date_format(left_time, 'HH:mm:ss')", "date_format(right_time, 'HH:mm:ss')")
     assert_rows(times, [("10:04:00", "10:00:00")])
 
@@ -372,7 +387,9 @@ def test_old_versions_leave_the_state(plans: Streams, answered: dict[str, Any]) 
     state = plans.spark.read.format("statestore").option("stateVarName", "versions")
     found = state.load(str(plans.folder / "checkpoints" / "visits_with_plans")).select("list_element.at")
     at_clock = "date_format(timestamp_micros(at), 'HH:mm')"
-    assert_rows(found.selectExpr(at_clock), [("10:20",), ("10:05",), ("10:07",), ("10:30",), ("10:50",)])
+    assert_rows(
+        found.selectExpr(at_clock), [("10:20",), ("10:05",), ("10:07",), ("10:30",), ("10:50",), ("10:00",)]
+    )
 
 
 def test_all_rows_at_once_from_a_new_checkpoint_change_no_answer(

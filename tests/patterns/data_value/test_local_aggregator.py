@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -25,6 +26,7 @@ from python_jobs.shared.kafka.topics import StreamedTopics
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 
 pytestmark = pytest.mark.kafka
 PAGE = "docs/data_value.md"
@@ -96,10 +98,19 @@ def first(visits: Visits) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def second(visits: Visits, first: dict[str, Any]) -> dict[str, Any]:
-    """Bring the rest of a visit, and records without key or time; die between the merge and the batch's commit."""
+    """Bring the rest of a visit, records without key or time, and bytes that aren't UTF-8.
+
+    The job dies between the merge and the batch's commit.
+    """
     visits.broker.produce(
         visits.topic,
-        [page("A", "p3", "10:03", 0), page(None, "n", "10:00", 1), page("D", "n", "late", 1)],
+        [
+            page("A", "p3", "10:03", 0),
+            page(None, "n", "10:00", 1),
+            page("D", "n", "late", 1),
+            Record(b"\xff", partition=1),
+            dataclasses.replace(page("", "f", "10:04", 1), key=b"\xff"),
+        ],
     )
     with pytest.MonkeyPatch.context() as patch:
         execute = DeltaMergeBuilder.execute
@@ -130,13 +141,14 @@ def test_each_visit_has_one_row_with_its_pages_in_order_of_time(
             ("A", 0, 3, "p1 p2 p3", "10:00", "10:03"),  # p3 came in another batch
             ("C", 0, 2, "x y", "10:00", "10:01"),
             ("B", 1, 1, "b", "10:05", "10:05"),
+            ("\ufffd", 1, 1, "f", "10:04", "10:04"),  # as Python shows the byte FF
         ],
     )
 
 
 def test_a_repeated_batch_counts_no_record_twice(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert (first["records"], first["groups"]) == (5, 3)
-    assert (second["records"], second["groups"], second["dead"]) == (1, 1, 2)
+    assert (second["records"], second["groups"], second["dead"]) == (2, 2, 3)
 
 
 def test_records_without_key_or_time_are_dead_letters(visits: Visits, second: dict[str, Any]) -> None:
@@ -146,8 +158,15 @@ def test_records_without_key_or_time_are_dead_letters(visits: Visits, second: di
         [
             (1, 1, "NULL_KEY", "the record has NULL in key"),
             (1, 2, "NULL_TIME", "the record has NULL in event_time"),
+            (1, 3, "NULL_KEY", "the record has NULL in key, event_time"),
         ],
     )
+
+
+def test_bytes_that_are_no_utf_8_pass_through_unchanged(visits: Visits, second: dict[str, Any]) -> None:
+    groups, dead = visits.table("visits_by_id"), visits.table("visits_by_id_dead")
+    assert_rows(groups.where("not is_valid_utf8(key)").selectExpr("hex(key)", "events"), [("FF", 1)])
+    assert_rows(dead.where("not is_valid_utf8(payload)").selectExpr("hex(payload)"), [("FF",)])
 
 
 def test_the_groups_need_no_exchange_and_are_those_of_a_shuffle(
@@ -234,6 +253,18 @@ def test_the_reorganised_topic_has_one_group_a_key_and_each_record_once(
     assert_rows(
         new.table("visits_by_id").selectExpr("key", "array_join(values, ' ')"), [("A", "p1 p2"), ("B", "b")]
     )
+
+
+def test_a_recreated_topic_ends_the_query_that_runs_and_the_next_one(grown: Visits) -> None:
+    before = grown.table("visits_by_id").collect()
+    running = grown.writer(partitions="3")
+    recreate(grown.broker, grown.topic, [page("N", "n", "10:00", 0)] * 3, partitions=3)
+    refused = f"the topic {grown.topic} was deleted and recreated: "
+    with pytest.raises(DataRefused, match=refused):
+        running.write(job.aggregated(grown.records(), grown.parameters()), 7)
+    with pytest.raises(DataRefused, match=f"{refused}.*; aggregate the new topic into another target"):
+        grown.run()
+    assert_rows(grown.table("visits_by_id"), before)
 
 
 # --- wrong use -------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.core.sessions import Event, sessions_of
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.records.session_rows import VERSION
+from tests.support.broken_texts import BROKEN
 from tests.support.rows import assert_rows
 from tests.support.session_streams import EVENTS, SessionStream, at
 from tests.support.snippets import snippet
@@ -62,6 +63,8 @@ def crashed(stream: Stream) -> list[tuple[Any, ...]]:
         ("L", at("09:50"), "late"),
         (None, at("10:31"), "n"),
         ("D", "10:30", "n"),
+        (BROKEN, at("10:31"), "n"),
+        ("A", at("10:31"), BROKEN),
     )
     stream.run_until_crash(bool, max_files_per_trigger="1")
     return stream.table("live_sessions").collect()
@@ -114,13 +117,17 @@ def test_an_event_behind_the_watermark_is_dropped_and_counted(
     assert stream.table("live_sessions").where("array_contains(values, 'late')").count() == 0
 
 
-def test_events_without_owner_or_full_time_are_dead_letters(stream: Stream, resumed: dict[str, Any]) -> None:
-    assert resumed["dead"] == 2
+def test_events_without_owner_or_full_time_or_with_other_bytes_than_utf_8_are_dead_letters(
+    stream: Stream, resumed: dict[str, Any]
+) -> None:
+    assert resumed["dead"] == 4
     assert_rows(
         stream.table("visits_without_session").select("position", "error_class", "error_message"),
         [
             (8, "NULL_KEY", "the record has NULL in visit_id"),
             (9, "NULL_TIME", "the record has NULL in event_time"),  # no time of today
+            (10, "NOT_UTF8", "the record has bytes that aren't UTF-8 in visit_id"),
+            (11, "NOT_UTF8", "the record has bytes that aren't UTF-8 in value"),
         ],
     )
 
@@ -132,7 +139,9 @@ def test_the_state_of_closed_sessions_is_removed(resumed: dict[str, Any]) -> Non
 
 def test_the_stream_gives_the_sessions_of_all_events_at_once(stream: Stream, resumed: dict[str, Any]) -> None:
     events: dict[str, list[Event]] = {}
-    for visit, clock, page, position in stream.table("events").where("page not in ('n', 'late')").collect():
+    for visit, clock, page, position in (
+        stream.table("events").where("page not in ('n', 'late') and is_valid_utf8(page)").collect()
+    ):
         micros = int(dt.datetime.fromisoformat(clock).timestamp() * 1_000_000)
         events.setdefault(visit, []).append(Event(micros, (position,), page))
     newest = dt.datetime(2024, 1, 1, 12, 20, tzinfo=dt.UTC).timestamp() * 1_000_000
@@ -167,7 +176,7 @@ def replayed(stream: Stream, before_the_replay: DataFrame) -> dict[str, Any]:
 
 
 def test_the_session_window_gives_the_same_sessions(stream: Stream, replayed: dict[str, Any]) -> None:
-    assert (replayed["dead"], replayed["sessions_written"]) == (2, len(EXPECTED) + 1)
+    assert (replayed["dead"], replayed["sessions_written"]) == (4, len(EXPECTED) + 1)
     # 09:50 isn't late for a query that reads all files in one batch.
     late = ("L", "09:50", "09:50", 0, "late", True)
     assert_rows(stream.sessions(), [*EXPECTED, late])

@@ -139,6 +139,14 @@ def test_wrong_use_and_keys_that_cannot_be_asked_for_are_refused(
             batch.run(**changes)
     with pytest.raises(DataRefused, match="the key 'a,b' can't be looked up"):
         batch.run()
+    broken = spark.sql(
+        "select 1 as visit, cast(x'FE' as string) as ip, 2 as day union all select 2, cast(x'FF' as string), 2"
+    )
+    broken.write.format("delta").mode("append").save(batch.path("source"))
+    with pytest.raises(
+        DataRefused, match=r"a key can't be looked up, because it isn't UTF-8 \(its bytes are F[EF]\)"
+    ):
+        batch.run(where="day = 2")
     batch.append([(1, 0.5)], "visit int, ip double", "other")
     with pytest.raises(WrongUse, match="the key must be a text or an integer, 'ip' is a double"):
         batch.run(source=batch.path("other"))
