@@ -16,7 +16,8 @@ knows no source. A stateful job that reads the table by one checkpoint keeps its
 Guarantee: the target has each (topic, partition, offset) once. A restart continues behind the last chunk; a history
 that is complete isn't read again. The job refuses to start when records would be in neither source: when the history
 ends before the boundary, or the topic no longer has the boundary's record. The live phase doesn't start before the
-history is complete.
+history is complete, nor with another boundary, target or topic than the history was completed with: a topic that was
+deleted and recreated has other offsets.
 
 Cost: the target is a copy of the history. The check of the history's end reads its positions once.
 
@@ -33,12 +34,13 @@ Source: Data Engineering Design Patterns, chapter 11, Hybrid Source.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
@@ -68,6 +70,7 @@ from python_jobs.shared.kafka.topics import (
     read_topics,
     source_failure,
 )
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import taken_names
@@ -195,24 +198,56 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         NotReady: a source doesn't exist, the history ends before the boundary, or the live phase is to start before the
             history is complete.
         WrongUse: the boundary doesn't name the topic's partitions, an expression can't be resolved, the columns of both
-            sources differ, or the checkpoint belongs to another query.
+            sources differ, the checkpoint belongs to another query, or the history was completed with another boundary
+            or target.
+        DataRefused: the topic was deleted and recreated.
         JobFailed: the topic no longer has the boundary's records.
     """
     topics = StreamedTopics(spark, [params.topic], params.settings, _WAY_OUT)
     _require_partitions(params, topics.described[params.topic].partitions)
     progress = HadoopFolder(spark, params.checkpoint)
-    is_complete = progress.exists(_DONE)
-    if params.phase == "live" and not is_complete:
+    completed = progress.read_text(_DONE)
+    if params.phase == "live" and completed is None:
         raise NotReady(f"the history isn't complete in '{params.target}'; run the phase history first")
     history = live = None
-    if not is_complete:
+    if completed is None:
+        topics.require_checkpoint(_history_checkpoint(params))
         _prepare_target(spark, params)
         _require_whole(spark, params)
-        history = _run_history(spark, params)
-        progress.create_text(_DONE, json_text(params.boundary))
+        history = _run_history(spark, params, topics)
+        progress.create_text(_DONE, json_text(_switch(spark, params, topics)))
+    else:
+        _require_same_switch(json.loads(completed), spark, params, topics)
     if params.phase != "history":
         live = _run_live(spark, params, topics)
     return {"target": params.target, "history": history, "live": live}
+
+
+def _switch(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> dict[str, str]:
+    """Return what both phases must agree on: with another of them, records would be in neither source."""
+    return {
+        "target": table_id(spark, params.target),
+        "boundary": json_text(params.boundary, sort_keys=True),
+        **topics.contract,
+    }
+
+
+def _require_same_switch(
+    completed: dict[str, str], spark: SparkSession, params: Parameters, topics: StreamedTopics
+) -> None:
+    topics.require_written_by([completed.get("topics", "")])
+    today, before = _switch(spark, params, topics), completed.get("boundary")
+    if today["boundary"] != before:
+        raise WrongUse(
+            f"the history was completed up to the boundary {before}, got {today['boundary']}: give that boundary, or "
+            f"{_WAY_OUT}"
+        )
+    different = [name for name in today if today[name] != completed.get(name)]
+    if different:
+        raise WrongUse(
+            f"the history was completed with another {' and '.join(different)} than '{params.target}' and "
+            f"{params.topic}: give the same, or {_WAY_OUT}"
+        )
 
 
 def _require_partitions(params: Parameters, partitions: int) -> None:
@@ -229,10 +264,8 @@ def _prepare_target(spark: SparkSession, params: Parameters) -> None:
     empty = empty_source(spark, params.history, ())
     require_positions(empty.columns, f"the history '{params.history}'")
     kafka = spark.createDataFrame([], _KAFKA)
-    try:
+    with resolved():
         history, live = params.history_rows(empty), params.live_rows(kafka)
-    except AnalysisException as failure:
-        raise WrongUse(f"an expression can't be resolved: {str(failure).splitlines()[0]}") from None
     for (name, one), (_, other) in zip(history.dtypes, live.dtypes, strict=True):
         if one != other:
             raise WrongUse(
@@ -276,14 +309,19 @@ def _require_retained(spark: SparkSession, params: Parameters) -> None:
             )
 
 
-def _run_history(spark: SparkSession, params: Parameters) -> dict[str, Any]:
+def _history_checkpoint(params: Parameters) -> str:
+    return f"{params.checkpoint}/history"
+
+
+def _run_history(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> dict[str, Any]:
     declared = TableStream(
         job="hybrid_source, history",
         source=params.history,
         writes={"target": params.target},
         appends_to=[params.target],
-        meaning={"boundary": json_text(params.boundary, sort_keys=True)},
-        checkpoint=f"{params.checkpoint}/history",
+        # The boundary is an offset of this very topic, also when the history breaks off and the topic is recreated.
+        meaning={"boundary": json_text(params.boundary, sort_keys=True), **topics.contract},
+        checkpoint=_history_checkpoint(params),
         start_over=params.start_over,
         max_files_per_trigger=params.max_files_per_trigger,
         transform=params.history_rows,
@@ -300,12 +338,7 @@ def _run_live(spark: SparkSession, params: Parameters, topics: StreamedTopics) -
     if not has_progress(spark, checkpoint):
         _require_retained(spark, params)
         begins = {(params.topic, int(partition)): offset for partition, offset in params.boundary.items()}
-    contract = {
-        "job": "hybrid_source, live",
-        "target": table_id(spark, params.target),
-        "boundary": json_text(params.boundary, sort_keys=True),
-        **topics.contract,
-    }
+    contract = {"job": "hybrid_source, live", **_switch(spark, params, topics)}
     writer_id = claim(spark, checkpoint, contract, [params.target], params.start_over)
     appender = Appender(params, topics.writer(writer_id), topics)
     records = read_topics(spark, [params.topic], params.settings, begins, params.max_records_per_trigger)

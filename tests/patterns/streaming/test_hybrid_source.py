@@ -14,12 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.data_value import stateful_sessionizer
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.streaming import hybrid_source as job
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 
 pytestmark = pytest.mark.kafka
 
@@ -54,17 +55,19 @@ class Hybrid:
     def __init__(self, spark: SparkSession, broker: Broker, folder: Path, topic: str) -> None:
         self.spark, self.broker, self.folder, self.topic = spark, broker, folder, topic
 
+    @staticmethod
+    def records() -> list[Record]:
+        """Return all visits: the broker still has what the history has."""
+        return [
+            Record(json.dumps({"visit": visit, "event_time": at(clock)}).encode(), partition=partition)
+            for partition, visits in VISITS.items()
+            for visit, clock in visits
+        ]
+
     def produce(self) -> None:
-        """Fill the topic with all visits: the broker still has what the history has."""
+        """Create and fill the topic."""
         self.broker.create_topic(self.topic, len(VISITS))
-        self.broker.produce(
-            self.topic,
-            [
-                Record(json.dumps({"visit": visit, "event_time": at(clock)}).encode(), partition=partition)
-                for partition, visits in VISITS.items()
-                for visit, clock in visits
-            ],
-        )
+        self.broker.produce(self.topic, self.records())
 
     def add_history(self, partition: int, offsets: Sequence[int]) -> None:
         """Append visits as one file, under the name that the event's time had then."""
@@ -212,6 +215,34 @@ def test_records_in_neither_source_are_refused_before_anything_is_written(
     with pytest.raises(JobFailed, match="partition 1 is 1, but hybrid_gap has no records before 2 any more"):
         hybrid.run(**{"boundary.0": "3", "boundary.1": "1"})
     assert hybrid.table().count() == 0
+
+
+def test_the_live_phase_begins_where_the_history_of_this_topic_and_target_ended(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    """Each phase alone is right with another boundary, target or topic; together they would leave records out."""
+    hybrid = Hybrid(spark, broker, tmp_path, "hybrid_phases")
+    hybrid.produce()
+    for partition, boundary in BOUNDARY.items():
+        hybrid.add_history(partition, range(boundary))
+    assert hybrid.run(phase="history")["history"]["records"] == 8
+
+    with pytest.raises(WrongUse, match=r'up to the boundary \{"0": 5, "1": 3\}, got \{"0": 6, '):
+        hybrid.run(phase="live", **{"boundary.0": "6"})
+    spark.range(1).write.format("delta").save(str(tmp_path / "other"))
+    with pytest.raises(WrongUse, match="was completed with another target than"):
+        hybrid.run(phase="live", target=str(tmp_path / "other"))
+    recreate(broker, hybrid.topic, hybrid.records(), partitions=len(VISITS))
+    refused = "the topic hybrid_phases was deleted and recreated: .*; start again with another target"
+    for phase in ("live", "both"):
+        with pytest.raises(DataRefused, match=refused):
+            hybrid.run(phase=phase)
+    # As if the history had broken off behind its last chunk.
+    (tmp_path / "checkpoints" / "all_visits" / "history_is_complete.json").unlink()
+    with pytest.raises(DataRefused, match=refused):
+        hybrid.run(phase="history")
+    assert hybrid.table().count() == 8
+    assert not (tmp_path / "checkpoints" / "all_visits" / "live").exists()
 
 
 def test_wrong_use_is_refused_in_one_sentence(hybrid: Hybrid) -> None:
