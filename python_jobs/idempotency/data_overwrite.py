@@ -73,7 +73,7 @@ from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, W
 from python_jobs.shared.core.paths import absolute, is_uri
 from python_jobs.shared.delta.overwrite import OutsideSlice, overwrite
 from python_jobs.shared.delta.tables import read_table
-from python_jobs.shared.files.file_sets import list_files
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED, list_files
 from python_jobs.shared.files.sources import (
     parse_schema,
     read_files,
@@ -83,9 +83,10 @@ from python_jobs.shared.files.sources import (
 )
 from python_jobs.shared.records.partition_values import partition_condition, partition_literals, same_values
 from python_jobs.shared.records.values import FIRST_MICROS, LAST_MICROS
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
 from python_jobs.shared.spark.job import run_job, unreadable_files_refused
-from python_jobs.shared.spark.queries import first_line, query_text, require_rows, user_query
+from python_jobs.shared.spark.queries import query_text, require_rows, user_query
 from python_jobs.shared.spark.sql_text import identifier, named_column
 
 NOTE = "data_overwrite"
@@ -451,7 +452,7 @@ def _current_rows(spark: SparkSession, params: Parameters) -> DataFrame:
     if not Path(params.target).is_dir():
         raise NotReady(f"there is no folder {params.target}, which the query reads")
     if params.target_format not in ("json", "csv"):
-        reader = spark.read.format(params.target_format).option("lineSep", "\n")
+        reader = spark.read.format(params.target_format).options(**NO_FILE_SKIPPED, lineSep="\n")
         return reader.load(literal_path(absolute(params.target)))
     declared = parse_schema(params.target_schema)
     partitions = [column for column in declared if column.name in (params.partition or {})]

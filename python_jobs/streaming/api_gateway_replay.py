@@ -43,6 +43,7 @@ from python_jobs.shared.delta.streams import (
     start_query,
 )
 from python_jobs.shared.delta.tables import table_id
+from python_jobs.shared.files.file_sets import NO_FILE_SKIPPED
 from python_jobs.shared.kafka.settings import refuse_secrets
 from python_jobs.shared.kafka.topics import describe_topics, producer_settings, publish
 from python_jobs.shared.records.dead_letters import DeadLetterStream
@@ -51,6 +52,7 @@ from python_jobs.shared.records.json_records import (
     ERROR_CLASS,
     MISSING_FIELD,
     NOT_A_JSON_OBJECT,
+    json_variant,
 )
 from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
 from python_jobs.shared.spark.job import run_job
@@ -61,6 +63,8 @@ from python_jobs.streaming.gateway_stores import FILE_ENDING, TOPIC_FOLDER
 TOO_LARGE = "TOO_LARGE"
 RECORD_COLUMNS = ("file", "topic", "line")
 """Columns of a dead letter that say what it is."""
+# A time in seconds or in nanoseconds, with the digits of a nanosecond.
+_NUMBER = "decimal(38,9)"
 _FIELDS = ("key", "value", REFERRAL, EVENT_ID)
 
 
@@ -100,10 +104,10 @@ def judged(lines: DataFrame, max_record_bytes: int) -> DataFrame:
         max_record_bytes: largest value, in bytes, that a topic takes.
     """
     rows = lines.withColumn("topic", F.regexp_extract("file", rf"/{TOPIC_FOLDER}([a-zA-Z0-9._-]+)/[^/]+$", 1))
-    rows = rows.withColumn("__object", F.when(F.is_valid_utf8("line"), F.try_parse_json("line")))
+    rows = rows.withColumn("__object", json_variant(F.col("line")))
     fields = [_text_field(name).alias(name) for name in _FIELDS]
     order = [_field("ordinal", "int").alias("ordinal"), _text_field("accepted_at").alias("accepted_at")]
-    is_object = F.schema_of_variant("__object").startswith("OBJECT") & F.trim("line").endswith("}")
+    is_object = F.schema_of_variant("__object").startswith("OBJECT")
     rows = rows.select(
         *RECORD_COLUMNS, *fields, *order, F.coalesce(is_object, F.lit(False)).alias("__is_object")
     )
@@ -133,15 +137,17 @@ def _text_field(name: str) -> Column:
 
 def messages(records: DataFrame, time_fields: dict[str, str]) -> DataFrame:
     """Return records as rows for Spark's Kafka sink, a key's records in one partition and in their order."""
-    when = F.lit(None).cast("string")
+    when = F.lit(None).cast("variant")
     for topic, name in time_fields.items():
         path = "$" + "".join(f"['{part}']" for part in name.split("."))
-        when = F.when(F.col("topic") == topic, F.get_json_object("value", path)).otherwise(when)
-    rows = records.withColumn("__time_text", when)
-    number = F.expr("try_cast(__time_text as double)")
-    rows = rows.withColumn(
-        "__time", F.coalesce(F.unix_micros(full_timestamp("__time_text")).cast("double"), number)
-    )
+        found = F.try_variant_get(F.try_parse_json("value"), path, "variant")
+        when = F.when(F.col("topic") == topic, found).otherwise(when)
+    rows = records.withColumn("__given", when)
+    # A variant keeps a number's digits; a double would make two times of nanoseconds equal.
+    rows = rows.withColumn("__number", F.try_variant_get("__given", "$", _NUMBER))
+    rows = rows.withColumn("__text", F.try_variant_get("__given", "$", "string"))
+    micros = F.unix_micros(full_timestamp("__text")).cast(_NUMBER)
+    rows = rows.withColumn("__time", F.coalesce(micros, "__number"))
     in_order = rows.repartition("topic", "key").sortWithinPartitions(
         "topic", "key", F.col("__time").asc_nulls_last(), "accepted_at", "ordinal"
     )
@@ -193,7 +199,7 @@ def lines_of(spark: SparkSession, params: Parameters) -> DataFrame:
     """
     if not HadoopFolder(spark, params.fallback).exists():
         raise NotReady(f"there is no folder '{params.fallback}' to read undelivered records from")
-    reader = spark.readStream.format("text").schema("value string")
+    reader = spark.readStream.format("text").schema("value string").options(**NO_FILE_SKIPPED)
     reader = reader.options(recursiveFileLookup="true", pathGlobFilter=f"*{FILE_ENDING}", lineSep="\n")
     if params.max_files_per_trigger is not None:
         reader = reader.option("maxFilesPerTrigger", params.max_files_per_trigger)

@@ -137,6 +137,20 @@ def json_object(payload: Column, schema: StructType) -> Column:
     return F.get(F.get(one, 0), 0)
 
 
+def json_variant(text: Column) -> Column:
+    """Return what a JSON text holds as a variant; NULL if it isn't exactly one JSON value in UTF-8.
+
+    ``try_parse_json`` alone takes the first value and drops what follows it. So the text is read within a list before a
+    hash of it, which is there only if the text ends where its value ends.
+    """
+    end = F.xxhash64(text)
+    items = F.concat(F.lit("["), text, F.lit(","), end.cast("string"), F.lit("]"))
+    # One look at the list: Spark would parse the text again for each.
+    lists = F.array(F.when(F.is_valid_utf8(text), F.try_parse_json(items)))
+    whole = F.filter(lists, lambda found: F.try_variant_get(found, "$[1]", "bigint") == end)
+    return F.try_variant_get(F.get(whole, 0), "$[0]", "variant")
+
+
 def _elements(payload: Column, element: StructType) -> Column:
     """Return what the line holds as an array, with an element of ours at its end."""
     # Numbers and booleans become texts with a mark: from_json would change the digits of some.

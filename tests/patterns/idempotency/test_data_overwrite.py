@@ -746,6 +746,26 @@ def test_plain_files_are_read_and_overwritten_at_once(spark: SparkSession, tmp_p
     assert_rows(spark.read.parquet(str(folder)), [("b",), ("c",)])
 
 
+def test_an_unreadable_file_of_the_target_is_not_lost_by_reading_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A session that skips corrupt files would replace the target by the rows of the others."""
+    folder, source = tmp_path / "lines", tmp_path / "source"
+    lines = spark.createDataFrame([("a",), ("b",)], "line string").coalesce(1)
+    lines.write.parquet(str(folder))
+    lines.write.format("delta").save(str(source))
+    (folder / "part-corrupt.parquet").write_bytes(b"PAR1 and no more")
+    params = Parameters(
+        source=str(source), target=str(folder), target_format="parquet", query="select * from {target}"
+    )
+    before = listed(folder)
+    with setting(spark, "spark.sql.files.ignoreCorruptFiles", "true"):
+        assert spark.read.parquet(str(folder)).count() == 2
+        with pytest.raises(JobFailed, match=r"part-corrupt\.parquet.*; nothing was overwritten"):
+            run(spark, params)
+    assert listed(folder) == before
+
+
 ODD_TEXT = 'a "quoted", back\\slash '
 
 

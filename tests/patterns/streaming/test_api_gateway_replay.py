@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.spark.hadoop_files import literal_path
 from python_jobs.streaming import api_gateway_http as gateway
 from python_jobs.streaming import api_gateway_replay as job
 from python_jobs.streaming.api_gateway_replay import Parameters, judged, messages
@@ -20,6 +23,7 @@ from python_jobs.streaming.gateway_stores import Fallback, line_of
 from python_jobs.streaming.rate_limit import RateLimit
 from services.kafka import Broker, Record
 from tests.support.rows import assert_rows
+from tests.support.session import setting
 from tests.support.snippets import snippet
 
 PAGE = "docs/streaming.md"
@@ -45,6 +49,10 @@ def test_a_line_is_a_record_or_says_what_it_lacks(spark: SparkSession) -> None:
         "null": "NOT_A_JSON_OBJECT",
         "[1]": "NOT_A_JSON_OBJECT",
         f"{line} x": "NOT_A_JSON_OBJECT",
+        line + line: "NOT_A_JSON_OBJECT",
+        f"{line},{line}": "NOT_A_JSON_OBJECT",
+        f"{line}]{line}": "NOT_A_JSON_OBJECT",
+        f" {line}\r": None,
         line.replace('"key": "k"', '"key": 5'): "MISSING_FIELD",
         line.replace('"key": "k"', '"key": "k", "key": "j"'): "NOT_A_JSON_OBJECT",
         '{"key": "k", "value": {"a": 1}, "referral": "", "event_id": "1-0"}': "MISSING_FIELD",
@@ -59,7 +67,7 @@ def test_a_line_is_a_record_or_says_what_it_lacks(spark: SparkSession) -> None:
     )
     assert [tuple(row) for row in valid] == [
         ("visits", "k", GOOD.value, "https://example.org/ü", "r1-0"),
-    ]
+    ] * 2
     elsewhere = spark.createDataFrame([(line, "/f/a.jsonl"), (line, "/f/topic=a b/a.jsonl")], rows.schema)
     assert_rows(judged(elsewhere, 100).select("error_class"), [("MISSING_FIELD",)] * 2)
 
@@ -82,13 +90,24 @@ def test_a_key_s_records_are_in_the_order_of_their_times(spark: SparkSession) ->
         ),
         *stored("b", '{"n": 5, "t": 10}', '{"n": 6, "t": 9.5}', '{"n": 7, "t": "2024-03-01T12:00Z"}'),
         *stored("c", '{"n": 8, "t": 2}', '{"n": 9, "t": 1}'),
+        *stored(  # a double takes the first two for one time, and NaN for the last one
+            "d",
+            '{"n": 10, "t": 1709287200000000001}',
+            '{"n": 11, "t": 1709287200000000000}',
+            '{"n": 12, "t": "NaN"}',
+            '{"n": 13, "t": {"t": 1}}',
+            '{"n": 14, "t": 17e17}',
+        ),
+        *stored("e", '{"n": 15, "t": 1709287200.000000001}', '{"n": 16, "t": 1709287200.000000000}'),
     ]
     rows = spark.createDataFrame(lines[::-1], "line string, file string").repartition(3)
-    sent = messages(judged(rows, 1000), {"a": "at.time", "b": "t"})
+    sent = messages(judged(rows, 1000), {"a": "at.time", "b": "t", "d": "t", "e": "t"})
     by_topic: dict[str, list[int]] = {}
     for row in sent.withColumn("p", F.spark_partition_id()).collect():
         by_topic.setdefault(row.topic, []).append(json.loads(row.value)["n"])
-    assert by_topic == {"a": [4, 2, 1, 0, 3], "b": [6, 5, 7], "c": [8, 9]}
+    assert by_topic == {
+        "a": [4, 2, 1, 0, 3], "b": [6, 5, 7], "c": [8, 9], "d": [14, 11, 10, 12, 13], "e": [16, 15],
+    }  # fmt: skip
     headers = {header["key"]: bytes(header["value"]) for header in sent.first().headers}  # type: ignore[union-attr]
     assert headers.pop("event_id").startswith(b"r")
     assert headers == {"origin": b"replay", "referral": "https://example.org/ü".encode()}
@@ -201,6 +220,15 @@ def test_a_missing_topic_and_a_crash_after_the_delivery_lose_nothing(
     with pytest.raises(NotReady, match=f"not every topic of {topic}, {later} is at"):
         replay()
     broker.create_topic(later)
+    # A file that can't be read, in a session that would skip it: Hadoop compares a file with its checksums.
+    (file,) = (folder / f"topic={later}").iterdir()
+    checksums = file.with_name(f".{file.name}.crc")
+    checksums.write_bytes(b"crc\0" + (512).to_bytes(4, "big") + b"none")
+    with setting(spark, "spark.sql.files.ignoreCorruptFiles", "true"):
+        assert spark.read.text(literal_path(str(file.parent))).count() == 0
+        with pytest.raises((PySparkException, Py4JJavaError), match=rf"FAILED_READ_FILE.*{file.name}"):
+            replay()
+    checksums.unlink()
     write = job.Replayer.write
 
     def crashing(self: job.Replayer, rows: DataFrame, batch_id: int) -> None:
