@@ -10,12 +10,21 @@ import dataclasses
 import datetime as dt
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.data_value import bin_pack_orderer, dynamic_joiner
+from python_jobs.data_value import (
+    bin_pack_orderer,
+    bucketed_table,
+    distributed_aggregator,
+    dynamic_joiner,
+    static_joiner,
+    static_joiner_api,
+    wrapper,
+)
 from python_jobs.data_value.bulk_sinks import Output
 from python_jobs.error_management import (
     dynamic_late_data_integrator,
@@ -27,6 +36,7 @@ from python_jobs.error_management import (
 )
 from python_jobs.idempotency import backfill, data_overwrite, keyed_sessions, proxy, stateful_merger
 from python_jobs.ingestion import (
+    change_data_capture,
     change_data_feed,
     compactor,
     data_contract,
@@ -34,15 +44,17 @@ from python_jobs.ingestion import (
     incremental_table_loader,
     transformation_replicator,
 )
-from python_jobs.shared.core.failures import WrongUse
+from python_jobs.shared.core.failures import DataRefused, WrongUse
 from python_jobs.shared.delta.compaction import worth_compacting
 from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.records.json_records import parse_records
 from python_jobs.shared.records.session_streams import unusable
 from python_jobs.shared.spark.sql_text import identifier
-from python_jobs.streaming import batch_reprocessor
+from python_jobs.shared.spark.times import with_timestamp
+from python_jobs.streaming import batch_reprocessor, hybrid_source
 from python_jobs.streaming.corrections import ACTION, UNCHANGED, compared
 from python_jobs.streaming.gold_rows import Definition
+from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 
 NOW = dt.datetime(2024, 3, 1, 12, tzinfo=dt.UTC)
@@ -241,9 +253,19 @@ def test_columns_that_differ_from_a_result_in_case_alone_are_refused(
         WrongUse, match="the source has columns that this job writes itself: Rejected_By; rename them"
     ):
         filter_interceptor.flags(rows, [filter_interceptor.Condition("one", "true")])
+    for name in ("__Position", "__result_0"):
+        with pytest.raises(WrongUse, match=f"columns that this job writes itself: {name}; rename them"):
+            filter_interceptor.flags(
+                rows.select(F.lit(1).alias(name)), [filter_interceptor.Condition("one", "true")]
+            )
     schema = spark.createDataFrame([], "rejected_by int").schema
     with pytest.raises(WrongUse, match="the source already has columns of these names: rejected_by"):
         parse_records(rows, schema)
+    for name in ("__record", "__Typed"):
+        with pytest.raises(WrongUse, match=f"columns that this job writes itself: {name}; rename them"):
+            parse_records(
+                rows.select("payload", F.lit(1).alias(name)), spark.createDataFrame([], "a int").schema
+            )
     rows.write.format("delta").save(str(tmp_path / "source"))
     with pytest.raises(
         WrongUse, match=re.escape("the source has columns that this job writes itself: Rejected_By")
@@ -329,3 +351,175 @@ def test_bin_pack_orderer_takes_columns_of_any_name(spark: SparkSession) -> None
     assert_rows(unusable_.select("__record.*", "error_class"), [(*given[1], "NULL_KEY")])
     every = dataclasses.replace(params, ties=[], every="1 minute", fields={"Key": "count(`a.b ``c```)"})
     assert_rows(every.deliverable(usable), [("A", at - 30_000_000, [], '{"Key":1}')])
+
+
+def test_a_column_with_the_name_of_a_job_s_time_is_refused(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(NOW, 1)], ["at", "__Event_Time"])
+    assert with_timestamp(rows, "__other", "at").columns == ["at", "__Event_Time", "__other"]
+    with pytest.raises(WrongUse, match="columns that this job writes itself: __Event_Time; rename them"):
+        with_timestamp(rows, "__event_time", "at")
+
+
+def test_static_joiner_joins_columns_of_any_name(spark: SparkSession) -> None:
+    params = static_joiner.Parameters(
+        source="facts", reference="devices", target="joined", checkpoint="checkpoint",
+        keys={"Versions": "order `id`"}, columns={"a.b": "Facts"}, as_of="`select`", effective_from="From",
+        effective_to="To",
+    )  # fmt: skip
+    facts = spark.createDataFrame([(1, NOW), (2, NOW)], ["Versions", "select"])
+    reference = spark.createDataFrame(
+        [(1, "phone", NOW, None)], "`order `` id` int, Facts string, From timestamp, To timestamp"
+    ).withColumnRenamed("order ` id", "order `id`")
+    join = static_joiner.Join(spark, params)
+    join.require_one_row_a_key(reference)
+    found = join.joined(facts, reference)
+    assert found.columns == ["Versions", "select", "a.b", "__matched"]
+    assert_rows(found.selectExpr("versions", "`a.b`"), [(1, "phone"), (2, None)])
+
+
+def test_static_joiner_api_joins_columns_of_any_name(spark: SparkSession) -> None:
+    params = static_joiner_api.Parameters(
+        source="facts", target="joined", cache="cache", key="a.b", column="order `id`",
+        url="http://localhost/bulk", keys_parameter="ids",
+    )  # fmt: skip
+    rows = spark.createDataFrame([("k", 1), ("x", 2)], ["a.b", "Lookup_Key"])
+    cache = spark.createDataFrame([("k", "found", NOW)], ["lookup_key", "value", "looked_up_at"])
+    found = static_joiner_api.joined(rows, cache, params)
+    assert found.columns == ["a.b", "Lookup_Key", "order `id`"]
+    assert_rows(found, [("k", 1, "found"), ("x", 2, None)])
+
+
+def test_distributed_aggregator_takes_columns_of_any_name(spark: SparkSession) -> None:
+    params = distributed_aggregator.Parameters(
+        source="files", schema="a int", jdbc_url="jdbc:postgresql://h/d", user="u", password_env="P",
+        table="devices", query="select * from {files}", day="Run", date="2024-03-01",
+        dimensions=["a.b", "order `id`"], measures={"Value": "`select`"}, valid_when={"Value": "`select` > 0"},
+        target="cube",
+    )  # fmt: skip
+    day = dt.date(2024, 3, 1)
+    rows = spark.createDataFrame(
+        [(day, "a", "x", 2), (day, "a", "x", 4)], ["run", "A.B", "order `id`", "select"]
+    )
+    cells = distributed_aggregator.cube(rows, params).where("grouping_id = 0")
+    assert_rows(cells.selectExpr("`a.b`", "`order ``id```", "row_count", "value_sum"), [("a", "x", 2, 6)])
+    with pytest.raises(DataRefused, match=re.escape('the key {"order `id`":"x"} more than once')):
+        distributed_aggregator.require_unique(rows, ["order `id`"], "devices")
+
+
+def test_hybrid_source_takes_columns_of_any_name(spark: SparkSession) -> None:
+    columns = {"Rows": "`a.b`", "order `id`": "`select`"}
+    params = hybrid_source.Parameters(
+        history="history", topic="visits", bootstrap_servers="b", boundary={"0": 1}, history_columns=columns,
+        live_columns={"Rows": "1", "order `id`": "payload"}, target="target", checkpoint="checkpoint",
+    )  # fmt: skip
+    rows = spark.createDataFrame([("visits", 0, 0, 5, 6)], ["Topic", "partition", "offset", "a.b", "select"])
+    found = params.history_rows(rows)
+    assert found.columns[3:5] == list(columns)
+    assert_rows(found.select(*map(identifier, columns)), [(5, 6)])
+
+
+def test_bucketed_table_takes_a_key_of_any_name(spark: SparkSession, awkward: str, tmp_path: Path) -> None:
+    spark.sql(f"create schema awkward_buckets location '{tmp_path}/buckets'")
+    try:
+        key = ["order`id`", "a.b"]
+        report = bucketed_table.run(
+            spark, bucketed_table.Parameters(source=awkward, view="awkward_buckets.fast", key=key, buckets=2)
+        )
+        assert bucketed_table.bucketing(spark, report["copy"]) == (2, key)
+        assert_rows(spark.table("awkward_buckets.fast"), [(dt.date(2024, 3, 1), 1, 2, 3, 4, 5)])
+    finally:
+        spark.sql("drop schema awkward_buckets cascade")
+
+
+def test_wrapper_passes_columns_of_any_name_on_but_that_of_the_envelope(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("{}", 1, 2)], ["order `id`", "Processing_Context", "a.b"])
+    found = wrapper.wrap(rows, "order `id`", "v1", 1)
+    assert found.columns == ["value", "Processing_Context", "a.b"]
+    assert_rows(found.selectExpr("processing_context", "`a.b`"), [(1, 2)])
+    wrapper.check_columns(rows, "a.b")
+    with pytest.raises(WrongUse, match="the source has a column 'Value', which is the name of the envelope"):
+        wrapper.check_columns(rows.withColumnRenamed("a.b", "Value"), "order `id`")
+
+
+def test_change_data_capture_derives_columns_of_any_name_but_the_record_s() -> None:
+    given: dict[str, Any] = {"bootstrap_servers": "b", "topics": ["t"], "target": "t", "checkpoint": "c"}
+    change_data_capture.Parameters(**given, derive={"Event Date": "to_date(timestamp)"})
+    with pytest.raises(WrongUse, match="derive names columns that the record itself has: Payload"):
+        change_data_capture.Parameters(**given, derive={"Payload": "1"})
+
+
+DATES = "test_jobs_that_replace_dates_take_columns_of_any_name"
+MERGER_AND_PROXY = "test_stateful_merger_and_proxy_take_columns_of_any_name"
+REPLICATOR_AND_OVERWRITE = "test_transformation_replicator_and_data_overwrite_take_columns_of_any_name"
+IN_ANY_CASE = "test_columns_that_differ_from_a_result_in_case_alone_are_refused"
+FIXED = (
+    "the columns that it reads are those of a table or a topic of ours, and it adds none to a user's table"
+)
+NO_COLUMN = "it copies or counts what is in files and names no column of a table"
+NOT_TRIED = "nobody has tried it on columns with helpers' names yet"
+# Each job on Spark with its test here, or the reason why it has none.
+JOBS = {
+    "data_value/bin_pack_orderer": "test_bin_pack_orderer_takes_columns_of_any_name",
+    "data_value/bucketed_table": "test_bucketed_table_takes_a_key_of_any_name",
+    "data_value/distributed_aggregator": "test_distributed_aggregator_takes_columns_of_any_name",
+    "data_value/dynamic_joiner": "test_dynamic_joiner_joins_columns_of_any_name",
+    "data_value/incremental_sessionizer": NOT_TRIED,
+    "data_value/local_aggregator": FIXED,
+    "data_value/metadata_decorator": NOT_TRIED,
+    "data_value/stateful_sessionizer": NOT_TRIED,
+    "data_value/static_joiner": "test_static_joiner_joins_columns_of_any_name",
+    "data_value/static_joiner_api": "test_static_joiner_api_joins_columns_of_any_name",
+    "data_value/wrapper": "test_wrapper_passes_columns_of_any_name_on_but_that_of_the_envelope",
+    "error_management/checkpointer": FIXED,
+    "error_management/dead_letter": IN_ANY_CASE,
+    "error_management/dead_letter_queue": FIXED,
+    "error_management/dead_letter_replay": FIXED,
+    "error_management/dynamic_late_data_integrator": DATES,
+    "error_management/filter_interceptor": IN_ANY_CASE,
+    "error_management/kafka_consumer": FIXED,
+    "error_management/late_data_detector": "test_late_data_detector_takes_columns_of_any_name",
+    "error_management/static_late_data_integrator": DATES,
+    "error_management/windowed_counter": "test_windowed_counter_groups_by_any_name",
+    "error_management/windowed_deduplicator": "test_windowed_deduplicator_takes_columns_of_any_name",
+    "idempotency/backfill": DATES,
+    "idempotency/data_overwrite": REPLICATOR_AND_OVERWRITE,
+    "idempotency/keyed_files": "its files are named by the run, and their columns are those of the user's query",
+    "idempotency/keyed_sessions": "test_keyed_sessions_take_a_key_of_any_name_but_those_of_the_result",
+    "idempotency/proxy": MERGER_AND_PROXY,
+    "idempotency/stateful_merger": MERGER_AND_PROXY,
+    "idempotency/time_travel": "it names versions and no column",
+    "idempotency/transactional_writer": "it writes the columns of the user's query and adds none",
+    "ingestion/change_data_capture": "test_change_data_capture_derives_columns_of_any_name_but_the_record_s",
+    "ingestion/change_data_feed": "test_change_data_feed_takes_columns_of_any_name",
+    "ingestion/compactor": "test_compactor_chooses_partitions_of_any_name",
+    "ingestion/full_loader": "test_full_loader_checks_keys_of_any_name",
+    "ingestion/incremental_loader": FIXED,
+    "ingestion/incremental_table_loader": (
+        "test_incremental_table_loader_compares_and_rejects_rows_of_any_name"
+    ),
+    "ingestion/passthrough_replicator": NO_COLUMN,
+    "ingestion/readiness_marker": NOT_TRIED,
+    "ingestion/transformation_replicator": REPLICATOR_AND_OVERWRITE,
+    "quality/audit_files": NO_COLUMN,
+    "streaming/api_gateway_replay": FIXED,
+    "streaming/batch_microbatch_continuum": "test_gold_rows_have_columns_of_any_name",
+    "streaming/batch_reprocessor": "test_batch_reprocessor_walks_and_corrects_by_a_key_of_any_name",
+    "streaming/batch_reprocessor_records": NOT_TRIED,
+    "streaming/hybrid_source": "test_hybrid_source_takes_columns_of_any_name",
+    "streaming/partial_state_writer": NOT_TRIED,
+    "streaming/sidecar": NOT_TRIED,
+    "streaming/streaming_reprocessor": NOT_TRIED,
+    "streaming/zero_etl_synchronizer": NOT_TRIED,
+}
+
+
+def test_every_job_has_its_names_tested_or_a_reason() -> None:
+    """A job that is added to neither fails here; so does an entry whose test is not in this file."""
+    jobs = {
+        str(path.relative_to(REPOSITORY / "python_jobs").with_suffix(""))
+        for path in (REPOSITORY / "python_jobs").rglob("*.py")
+        if re.search(r"^    run_job\(Parameters, ", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert jobs - JOBS.keys() == set()
+    tests = {name for name in JOBS.values() if name.startswith("test_")}
+    assert tests <= globals().keys()

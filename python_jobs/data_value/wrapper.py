@@ -43,7 +43,7 @@ from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.files.file_sets import list_files, read_lines
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import named_column
+from python_jobs.shared.spark.sql_text import named_column, taken_names
 
 APP_ID = "lakehouse_patterns.wrapper"
 
@@ -133,7 +133,7 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     if parameters.source_format == "files":
         return _run_files(spark, parameters)
     records = read_table(spark, parameters.source)
-    _check_columns(records, parameters.payload_column)
+    check_columns(records, parameters.payload_column)
     schema = wrap(records, parameters.payload_column, parameters.job_version, 0).schema
     create_table(spark, parameters.target, nullable(schema))
     stream = TableStream(
@@ -165,12 +165,18 @@ def _run_files(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     return {"batches": int(commit is not None), "version": latest_version(spark, parameters.target)}
 
 
-def _check_columns(records: DataFrame, payload_column: str) -> None:
+def check_columns(records: DataFrame, payload_column: str) -> None:
+    """Refuse a source without the payload column, or with another column of the envelope's name.
+
+    Raises:
+        WrongUse: it is so.
+    """
     if payload_column not in records.columns:
         raise WrongUse(f"the source has no column '{payload_column}'; it has {', '.join(records.columns)}")
-    if payload_column != "value" and "value" in records.columns:
+    others = (name for name in records.columns if name != payload_column)
+    if taken := taken_names(others, by=["value"]):
         raise WrongUse(
-            "the source has a column 'value', which is the name of the envelope; rename the column"
+            f"the source has a column '{taken[0]}', which is the name of the envelope; rename the column"
         )
 
 

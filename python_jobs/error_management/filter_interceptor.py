@@ -164,7 +164,8 @@ def _check(rows: DataFrame, conditions: Sequence[Condition]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise WrongUse(f"conditions have the same name: {', '.join(twice)}")
-    require_free_names(rows.columns, (REJECTED_BY, REJECTED_AS, PREDICATE_ERROR))
+    results = (f"{_RESULT}{position}" for position in range(len(conditions)))
+    require_free_names(rows.columns, (REJECTED_BY, REJECTED_AS, PREDICATE_ERROR, _POSITION, *results))
 
 
 def _guarded(predicate: Callable[[Row], bool | None]) -> Callable[[Row], tuple[bool | None, str | None]]:

@@ -122,6 +122,11 @@ class Parameters(DeadLetterStream):
             if duration is not None:
                 parse_duration(duration)
 
+    @property
+    def parts(self) -> list[str]:
+        """Return the names of the columns with the values of the key."""
+        return [f"{_KEY}{position}" for position in range(len(self.key))]
+
 
 def judged(records: DataFrame, params: Parameters) -> DataFrame:
     """Return each record with its key and event time, and with its error if one of them isn't usable.
@@ -129,7 +134,7 @@ def judged(records: DataFrame, params: Parameters) -> DataFrame:
     Raises:
         WrongUse: an expression can't be resolved, or the event time is neither a time nor a text.
     """
-    parts = [f"{_KEY}{position}" for position in range(len(params.key))]
+    parts = params.parts
     with resolved("key or event_time"):
         rows = with_timestamp(records, _TIME, params.event_time).select(
             "*",
@@ -210,7 +215,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Uniq
         NotReady: the source doesn't exist.
         WrongUse: an expression is wrong, a table has another schema, or the checkpoint belongs to another query.
     """
-    empty = empty_source(spark, params.source, DEAD_LETTER_COLUMNS)
+    empty = empty_source(spark, params.source, [*DEAD_LETTER_COLUMNS, _TIME, _WINDOW, *params.parts])
     missing = [name for name in params.partition_by if name not in empty.columns]
     if missing:
         raise WrongUse(f"partition_by names no column of the source: {', '.join(missing)}")

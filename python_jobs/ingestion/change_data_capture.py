@@ -64,6 +64,7 @@ from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, read_topics, source_failure
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.sql_text import taken_names
 
 # No statistics of payload and key: they cost time, and they can't represent bytes that are no text.
 _PROPERTIES = {
@@ -110,7 +111,7 @@ class Parameters(TriggerParameters, ProcessingTimeParameters, PostgresParameters
         if not self.topics or len(set(self.topics)) < len(self.topics):
             raise WrongUse(f"topics must name each topic once, got {self.topics}")
         require_at_least(1, max_records_per_trigger=self.max_records_per_trigger)
-        taken = sorted(self.derive.keys() & BRONZE_TYPES.keys())
+        taken = taken_names(self.derive, by=BRONZE_TYPES)
         if taken:
             raise WrongUse(f"derive names columns that the record itself has: {', '.join(taken)}")
         refuse_secrets(self.consumer)

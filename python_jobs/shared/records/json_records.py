@@ -47,7 +47,13 @@ from pyspark.sql.types import (
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.yaml_files import read_yaml
 from python_jobs.shared.records.values import declared_schema, exact_value, require_readable
-from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
+from python_jobs.shared.spark.sql_text import (
+    identifier,
+    named_column,
+    named_columns,
+    require_free_names,
+    taken_names,
+)
 
 ERROR_CLASS = "error_class"
 ERROR_MESSAGE = "error_message"
@@ -383,6 +389,7 @@ def _check_names(
         raise WrongUse(
             f"the source has no payload column '{payload_column}'; it has {', '.join(records.columns)}"
         )
+    require_free_names((*records.columns, *columns, *derive), (_RECORD, TYPED, _OTHERS))
     taken = taken_names((*columns, *derive), by=records.columns)
     if taken:
         raise WrongUse(

@@ -8,7 +8,7 @@ from pyspark.sql.types import DateType, StringType, TimestampNTZType, TimestampT
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.macro_sql import Macros
-from python_jobs.shared.spark.sql_text import identifier, named_column
+from python_jobs.shared.spark.sql_text import identifier, named_column, require_free_names
 
 
 def full_timestamp(text: str) -> Column:
@@ -27,8 +27,10 @@ def with_timestamp(rows: DataFrame, name: str, expression: str, parameter: str =
 
     Raises:
         AnalysisException: the expression can't be resolved.
-        WrongUse: the expression gives neither a timestamp nor a date nor a text.
+        WrongUse: the expression gives neither a timestamp nor a date nor a text, or the rows have a column ``name``,
+            which would be lost.
     """
+    require_free_names(rows.columns, [name])
     given = rows.withColumn(name, F.expr(expression))
     type_ = given.schema[name].dataType
     if isinstance(type_, StringType):
