@@ -23,7 +23,7 @@ sessions, and those of owners whose records were erased. Rows of other owners an
 carry the origin ``reprocessing``. A live job can run meanwhile: ``--until`` is its watermark, and each session belongs
 to one of both: those that it has closed by then are computed again, later ones are left to it.
 
-Cost: each partition is read once, and its events are exchanged by owner once. Each step is one job of Spark.
+Cost: each partition is read once. Each step is one action of Spark, with two exchanges by owner.
 
 Submit::
 
