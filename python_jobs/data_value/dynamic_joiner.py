@@ -81,7 +81,7 @@ from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
-from python_jobs.shared.spark.times import with_timestamp
+from python_jobs.shared.spark.times import stamped, with_timestamp
 
 JOIN_ID, LEFT_TIME, RIGHT_TIME, LEFT_DATE, VERSION, WRITTEN_AT = OWN_COLUMNS = (
     "join_id",
@@ -457,9 +457,8 @@ class JoinWriter(BatchFunction):
             columns = named_columns(
                 [JOIN_ID, *params.left_columns, *params.right_columns, *OWN_COLUMNS[1:-1]]
             )
-            self._sink.write(
-                stamped(newest(kept.where(F.col(_SIDE).isNull()).select(*columns)), now), batch_id
-            )
+            joined = newest(kept.where(F.col(_SIDE).isNull()).select(*columns))
+            self._sink.write(stamped(joined, WRITTEN_AT, now.isoformat()), batch_id)
         self.rows += sum(count for side, _, count in counts if side is None)
         for (side, dead), count in passed.items():
             (self.dead if dead else self.late)[side] += count
@@ -499,11 +498,6 @@ def newest(rows: DataFrame) -> DataFrame:
     return rows.groupBy(JOIN_ID).agg(chosen).select("__row.*")
 
 
-def stamped(rows: DataFrame, now: dt.datetime) -> DataFrame:
-    """Return rows of the target with the time at which they are written."""
-    return rows.withColumn(WRITTEN_AT, F.lit(now.isoformat()).cast("timestamp"))
-
-
 def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, JoinWriter]:
     """Check the tables, claim the checkpoint and start the query.
 
@@ -522,7 +516,7 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Join
     params.create_dead_letter_table(spark, nothing, ["side", "record"])
     create_table(spark, params.late, spark.createDataFrame([], LATE_TYPE).schema)
     _require_new_target(spark, params)
-    written = stamped(_rows(_no_pairs(spark, frames), params), params.processing_time())
+    written = stamped(_rows(_no_pairs(spark, frames), params), WRITTEN_AT, "1970-01-01")
     sink = DeltaSink(spark, params.target, written, [JOIN_ID], LEFT_DATE, [VERSION])
     declared = params.stream(
         "dynamic_joiner",

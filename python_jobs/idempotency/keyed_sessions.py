@@ -57,7 +57,6 @@ from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.kafka.clients import client_settings, partition_count, topic_setting
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
-from python_jobs.shared.records.session_rows import stamped
 from python_jobs.shared.records.session_streams import (
     SessionStream,
     SessionWriter,
@@ -67,6 +66,7 @@ from python_jobs.shared.records.session_streams import (
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.sql_text import identifier, named_columns
+from python_jobs.shared.spark.times import stamped
 
 SESSION_COLUMNS = (
     "session_id",

@@ -68,7 +68,6 @@ from python_jobs.shared.records.session_rows import (
     VERSION,
     WRITTEN_AT,
     SessionRows,
-    stamped,
 )
 from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
@@ -78,6 +77,7 @@ from python_jobs.shared.spark.sql_text import (
     named_columns,
     timestamp_literal,
 )
+from python_jobs.shared.spark.times import stamped
 from python_jobs.streaming.corrections import (
     ACTION,
     ADDED,

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.origins import ORIGIN, Origin
+from python_jobs.shared.spark.times import stamped
 
 POSITION = ("topic", "partition", "offset")
 INGESTED_AT = "ingested_at"
@@ -31,7 +32,7 @@ def positioned_rows(records: DataFrame, columns: Mapping[str, str], origin: Orig
 
 def ingested(rows: DataFrame, now: str) -> DataFrame:
     """Return rows with the time at which they are written."""
-    return rows.withColumn(INGESTED_AT, F.lit(now).cast("timestamp"))
+    return stamped(rows, INGESTED_AT, now)
 
 
 def lies_before(topic: str, ends: Mapping[str, int]) -> Column:

@@ -175,8 +175,3 @@ class SessionRows(SessionRecords):
                 F.size("__all").cast("bigint").alias("__version"),
             )
         )
-
-
-def stamped(rows: DataFrame, column: str, now: str) -> DataFrame:
-    """Return sessions with the time at which they are written."""
-    return rows.withColumn(column, F.lit(now).cast("timestamp"))

@@ -35,9 +35,9 @@ from python_jobs.shared.records.session_rows import (
     ORDER,
     VALUE,
     SessionRecords,
-    stamped,
 )
 from python_jobs.shared.spark.sql_text import identifier, named_columns
+from python_jobs.shared.spark.times import stamped
 
 _STATE = "at bigint, event_order array<bigint>, value string"
 

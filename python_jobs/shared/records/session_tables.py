@@ -22,9 +22,10 @@ from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.state_stores import STATE_STORE
 from python_jobs.shared.delta.streams import OutputMode, empty_source
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
-from python_jobs.shared.records.session_rows import VERSION, WRITTEN_AT, SessionRows, stamped
+from python_jobs.shared.records.session_rows import VERSION, WRITTEN_AT, SessionRows
 from python_jobs.shared.records.session_streams import SessionStream, SessionWriter, unusable
 from python_jobs.shared.spark.session import settings
+from python_jobs.shared.spark.times import stamped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Texts as times in jobs: the rule of macros/shared/times.sql, rendered from there."""
+"""Times in jobs: texts as times, by the rule of macros/shared/times.sql, and the time at which rows are written."""
 
 from __future__ import annotations
 
@@ -40,3 +40,8 @@ def with_timestamp(rows: DataFrame, name: str, expression: str, parameter: str =
     raise WrongUse(
         f"{parameter} '{expression}' is of type {type_.simpleString()}; it must be a timestamp, a date or a text"
     )
+
+
+def stamped(rows: DataFrame, column: str, now: str) -> DataFrame:
+    """Return rows with the time at which they are written, such as ``2024-01-01T10:00:00+00:00``."""
+    return rows.withColumn(column, F.lit(now).cast("timestamp"))
