@@ -250,6 +250,8 @@ def test_the_reorganised_topic_has_one_group_a_key_and_each_record_once(
     assert reorganisation.run(params)["records"] == 3
     assert reorganisation.run(params)["records"] == 0, "a second run copies nothing"
     new.run(partitions="4")
+    places = {(message.key(), message.partition()) for message in broker.records(new.topic)}
+    assert places == {(b"A", 2), (b"B", 0)}, "by murmur2, the partitioner of Java's producers"
     assert_rows(
         new.table("visits_by_id").selectExpr("key", "array_join(values, ' ')"), [("A", "p1 p2"), ("B", "b")]
     )

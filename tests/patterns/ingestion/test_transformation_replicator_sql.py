@@ -140,6 +140,28 @@ def test_nested_values_in_maps_and_arrays(
     assert_rows(spark.sql(f"select {columns} from replicated.changed"), [({"x": ("k",)}, [([("c",)],)])])
 
 
+def test_each_tagged_column_and_field_that_a_replica_still_has_is_named(
+    render: MacroRenderer, spark: SparkSession
+) -> None:
+    """The test `no_sensitive_columns`: in any case of the names, in structs and arrays, but not what is transformed."""
+    replica = relation_of(
+        spark,
+        """
+        select 1 as id, 'x' as Email, named_struct('city', 'c', 'Street', 's') as address,
+            array(named_struct('version', 1, 'owner', 'o', 'serial', 's')) as devices
+        """,
+    )
+    contract = yaml.safe_load(
+        "[{name: id}, {name: email, tags: [pii]}, {name: address.city}, {name: address.street, tags: [pii]},"
+        " {name: devices.element.version}, {name: devices.element.owner, tags: [pii]},"
+        " {name: devices.element.serial, tags: [pii], transform: {constant: 'x'}}]"
+    )
+    found = spark.sql(
+        render("test_no_sensitive_columns", model=replica, replica_of="users", contract=contract)
+    )
+    assert_rows(found, [("Email",), ("address.Street",), ("devices.element.owner",)])
+
+
 def page_models() -> list[str]:
     """Return the page's YAML and model, with a key that is set."""
     codes = snippets(PAGE, f"{THIS}test_the_models_of_the_page")
