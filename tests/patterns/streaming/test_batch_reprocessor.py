@@ -21,7 +21,8 @@ from python_jobs.shared.core.intervals import Interval, to_micros
 from python_jobs.shared.core.sessions import CLOSED, OPEN, Event, sessions_of
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.keyed_tables import DeltaSink
-from python_jobs.shared.records.session_rows import CHANGES, VERSION, WRITTEN_AT, stamped
+from python_jobs.shared.records.session_rows import CHANGES, VERSION, WRITTEN_AT
+from python_jobs.shared.spark.times import stamped
 from python_jobs.streaming import batch_reprocessor as job
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
