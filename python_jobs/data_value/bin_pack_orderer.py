@@ -152,7 +152,6 @@ class Parameters(DeadLetterStream):
                 output.alias(_OUTPUT),
                 F.struct(*(named_column(name) for name in records.columns)).alias(_RECORD),
             )
-            self.deliverable(rows)
             values = self.value_columns()
             rows = rows.withColumns({column: F.expr(self.fields[name]) for column, name in values.items()})
         # An aggregate is one of many records: all their texts count, because nobody knows which ones it takes.
@@ -185,13 +184,16 @@ class Parameters(DeadLetterStream):
         if self.every is None:
             payload = F.to_json(F.struct(*values), {"ignoreNullFields": "false"})
             ties = [named_column(name).cast("bigint") for name in self.ties]
-            order = F.array(*ties) if ties else F.expr("cast(array() as array<bigint>)")
+            order = F.array(*ties) if ties else _no_order()
             return judged.select(_KEY, F.unix_micros(_AT), order, payload)
         window = F.window(_AT, self.every).alias("__window")
         rows = judged.groupBy(_KEY, window).agg(F.struct(*values).alias("__values"))
         at = F.unix_micros("__window.start")
-        none = F.expr("cast(array() as array<bigint>)")
-        return rows.select(_KEY, at, none, F.to_json("__values", {"ignoreNullFields": "false"}))
+        return rows.select(_KEY, at, _no_order(), F.to_json("__values", {"ignoreNullFields": "false"}))
+
+
+def _no_order() -> Column:
+    return F.expr("cast(array() as array<bigint>)")
 
 
 class OutputWriter(BatchFunction):
@@ -202,6 +204,7 @@ class OutputWriter(BatchFunction):
         self._params, self._output, self._writer_id = params, output, writer_id
         self._folder = folder
         self._courier = Courier(output.sink(params.attempt_seconds), params.policy())
+        self._stored: list[str] = []
         self.records = self.bins = self.dead = 0
 
     @property
@@ -213,12 +216,12 @@ class OutputWriter(BatchFunction):
         """Deliver the batch's events of this output; a repeated batch goes on with the first bin that isn't stored."""
         params = self._params
         with evaluated_once(self._own(params.judged(rows))) as kept:
-            usable = kept.where(F.col(ERROR_CLASS).isNull())
-            events = [
-                Event(key, at, tuple(order), payload)
-                for key, at, order, payload in params.deliverable(usable).collect()
-            ]
-            self._write_dead(kept.where(F.col(ERROR_CLASS).isNotNull()), batch_id)
+            usable, unusable = (kept.where(f"{ERROR_CLASS} is {kind}") for kind in ("null", "not null"))
+            # One action reads both: the last row is the number of dead records.
+            number = unusable.select(F.lit(None), F.count("*"), _no_order(), F.lit(None))
+            *found, (_, dead, _, _) = params.deliverable(usable).union(number).collect()
+            self._write_dead(unusable, dead, batch_id)
+        events = (Event(key, at, tuple(order), payload) for key, at, order, payload in found)
         self._deliver(packed(events), batch_id)
 
     def _own(self, judged: DataFrame) -> DataFrame:
@@ -229,8 +232,7 @@ class OutputWriter(BatchFunction):
             own = own | F.col(_OUTPUT).isNull() | ~F.col(_OUTPUT).isin(names)
         return judged.where(own)
 
-    def _write_dead(self, unusable: DataFrame, batch_id: int) -> None:
-        dead = unusable.count()
+    def _write_dead(self, unusable: DataFrame, dead: int, batch_id: int) -> None:
         if dead:
             records = unusable.select(f"{_RECORD}.*", ERROR_CLASS, ERROR_MESSAGE)
             now = self._params.processing_time()
@@ -264,7 +266,8 @@ class OutputWriter(BatchFunction):
 
     def _delivered(self, batch_id: int, content: str) -> int:
         """Return the number of the batch's bins that are known to be delivered."""
-        for name in self._folder.names(_DELIVERED):
+        self._stored = self._folder.names(_DELIVERED)
+        for name in self._stored:
             batch, _, bins = name.partition("-")
             if batch == str(batch_id):
                 if self._folder.read_text(f"{_DELIVERED}/{name}") == content:
@@ -276,11 +279,11 @@ class OutputWriter(BatchFunction):
 
     def _store(self, batch_id: int, bins: int, content: str) -> None:
         """Store the number of delivered bins; a new file, because replacing one isn't atomic."""
-        before = self._folder.names(_DELIVERED)
-        self._folder.create_text(f"{_DELIVERED}/{batch_id}-{bins}", content)
-        for name in before:
-            if name != f"{batch_id}-{bins}":
-                self._folder.delete(f"{_DELIVERED}/{name}")
+        name = f"{batch_id}-{bins}"
+        self._folder.create_text(f"{_DELIVERED}/{name}", content)
+        for before in {*self._stored} - {name}:
+            self._folder.delete(f"{_DELIVERED}/{before}")
+        self._stored = [name]
 
 
 class OutputQuery:
@@ -353,6 +356,8 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     own = [*DEAD_LETTER_COLUMNS, _KEY, _AT, _OUTPUT, _RECORD, *params.value_columns()]
     empty = empty_source(spark, params.source, own)
     judged = params.judged(empty)
+    with resolved():
+        params.deliverable(judged)
     records = judged.where(F.col(ERROR_CLASS).isNotNull()).select(f"{_RECORD}.*", ERROR_CLASS, ERROR_MESSAGE)
     params.create_dead_letter_table(spark, records, empty.columns)
     queries = [OutputQuery(spark, params, output) for output in params.outputs]
