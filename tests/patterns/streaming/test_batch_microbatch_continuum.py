@@ -151,25 +151,29 @@ def continuum(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     return Continuum(spark, tmp_path_factory.mktemp("continuum"))
 
 
+@pytest.fixture(scope="module")
+def filled(continuum: Continuum) -> Continuum:
+    """Return the continuum with the visits of three days."""
+    for visits in FILES:
+        continuum.append(visits)
+    return continuum
+
+
 # One story: a live stream dies in its third batch and goes on as a scheduled one; batches do the same days.
 
 
 @pytest.fixture(scope="module")
-def interrupted(continuum: Continuum) -> list[Any]:
+def interrupted(filled: Continuum) -> list[Any]:
     """Run micro-batches until a crash between the write and the commit of the third; return the rows of each."""
-    for visits in FILES[:3]:
-        continuum.append(visits)
     third = iter([False, False, True])
     with written_batches(lambda _: next(third)) as batches, pytest.raises(ConnectionResetError):
-        continuum.run("micro_batch", trigger="1 second", max_files_per_trigger="1")
+        filled.run("micro_batch", trigger="1 second", max_files_per_trigger="1")
     return batches
 
 
 @pytest.fixture(scope="module")
 def switched(continuum: Continuum, interrupted: list[Any]) -> dict[str, Any]:
     """Go on with ``available_now``: the third batch again, and two more."""
-    for visits in FILES[3:]:
-        continuum.append(visits)
     return continuum.run("available_now", max_files_per_trigger="1")
 
 
@@ -180,13 +184,13 @@ def five_micro_batches(continuum: Continuum, switched: dict[str, Any]) -> list[A
 
 
 @pytest.fixture(scope="module")
-def one_batch(continuum: Continuum, switched: dict[str, Any]) -> dict[str, Any]:
-    return continuum.batch(1, 4, "one_batch")
+def one_batch(filled: Continuum) -> dict[str, Any]:
+    return filled.batch(1, 4, "one_batch")
 
 
 @pytest.fixture(scope="module")
-def one_run(continuum: Continuum, switched: dict[str, Any]) -> dict[str, Any]:
-    return continuum.run("available_now", "one_run")
+def one_run(filled: Continuum) -> dict[str, Any]:
+    return filled.run("available_now", "one_run")
 
 
 def test_every_cadence_leaves_the_same_table(
@@ -227,17 +231,15 @@ def test_records_without_key_or_time_are_counted(one_run: dict[str, Any], one_ba
 
 
 @pytest.fixture(scope="module")
-def days(continuum: Continuum, switched: dict[str, Any]) -> str:
-    """Run batches over the last two days, then over the first one, which has a visit without page; return the alert."""
-    continuum.batch(2, 4, "days")
+def days(filled: Continuum) -> str:
+    """Run a batch over the last two days, and one over the first two that ends with an alert; return its sentence."""
+    filled.batch(2, 4, "days")
     with pytest.raises(DataRefused) as alert:
-        continuum.batch(1, 2, "days", max_left_out="0")
+        filled.batch(1, 3, "days", max_left_out="0")
     return str(alert.value)
 
 
 def test_the_days_in_any_order_and_again_give_the_same_rows(continuum: Continuum, days: str) -> None:
-    assert_rows(continuum.gold("days"), ON_TIME)
-    continuum.batch(2, 3, "days")
     assert_rows(continuum.gold("days"), ON_TIME)
 
 
@@ -257,6 +259,22 @@ def test_an_interval_without_records_gives_no_rows(
         assert report["target"]["version"] == one_batch["target"]["version"]
     report = continuum.run("available_now", "one_run")
     assert (report["read"], report["target"]["version"]) == (0, one_run["target"]["version"])
+
+
+@pytest.fixture(scope="module")
+def started_over(filled: Continuum, one_batch: dict[str, Any]) -> list[Any]:
+    """Let a new stream begin on the batch's table; it dies after its first batch, of two files. Return its rows."""
+    with written_batches(lambda _: True) as batches, pytest.raises(ConnectionResetError):
+        filled.run("available_now", "one_batch", max_files_per_trigger="2")
+    return batches[0]
+
+
+def test_a_stream_that_starts_over_never_replaces_a_window_by_a_smaller_one(
+    continuum: Continuum, started_over: list[Any]
+) -> None:
+    events = {window[:2]: window[2] for window in ON_TIME}
+    assert any(row.events < events[row.window_start, row.page] for row in started_over)
+    assert_rows(continuum.gold("one_batch"), ON_TIME)
 
 
 def test_dbt_s_daily_model_has_the_same_windows(
@@ -280,8 +298,10 @@ def test_dbt_s_daily_model_has_the_same_windows(
 
 
 @pytest.fixture(scope="module")
-def late(continuum: Continuum, five_micro_batches: list[Any], one_batch: Any, one_run: Any) -> dict[str, Any]:
-    """Give the stream a visit of the first day; its watermark is at the third."""
+def late(
+    continuum: Continuum, five_micro_batches: list[Any], one_run: Any, days: str, started_over: Any
+) -> dict[str, Any]:
+    """Give the stream a visit of the first day; its watermark is at the third. All others have read the table."""
     continuum.append([LATE])
     return continuum.run("available_now")
 
@@ -306,24 +326,8 @@ def test_a_stream_reports_a_late_event_and_a_batch_adds_it(
     assert_rows(repaired, WITH_LATE)
 
 
-@pytest.fixture(scope="module")
-def started_over(continuum: Continuum, repaired: list[Any]) -> list[Any]:
-    """Let a stream start over; it dies after its first batch, of two files. Return the rows that it wrote."""
-    with written_batches(lambda _: True) as batches, pytest.raises(ConnectionResetError):
-        continuum.run("available_now", checkpoint=f"{continuum.folder}/over", max_files_per_trigger="2")
-    return batches[0]
-
-
-def test_a_stream_that_starts_over_never_replaces_a_window_by_a_smaller_one(
-    continuum: Continuum, started_over: list[Any]
-) -> None:
-    events = {window[:2]: window[2] for window in WITH_LATE}
-    assert any(row.events < events[row.window_start, row.page] for row in started_over)
-    assert_rows(continuum.gold(), WITH_LATE)
-
-
 def test_a_stream_s_commit_during_a_batch_is_not_lost(
-    continuum: Continuum, started_over: list[Any], monkeypatch: pytest.MonkeyPatch
+    continuum: Continuum, one_run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source gets a visit, and the stream publishes it, after the batch has read the source."""
     calls: list[str] = []
@@ -333,7 +337,7 @@ def test_a_stream_s_commit_during_a_batch_is_not_lost(
         calls.append("write")
         if len(calls) == 1:
             continuum.append([visit])
-            assert continuum.run("available_now", "one_run")["late"] == 1, "the late one, not this one"
+            continuum.run("available_now", "one_run")
         return overwrite(spark, rows, *arguments, **keywords)
 
     monkeypatch.setattr(job, "overwrite", overtaken)
@@ -391,14 +395,14 @@ def test_a_record_gives_one_row_whatever_the_cadence(spark: SparkSession, tmp_pa
         ("c", at("01 23:59:59.999999"), days[0], 3, None),
     ]
 
-    def run(target: str, **parameters: Any) -> None:
-        job.run(spark, job.Parameters(**definition, target=str(tmp_path / target), **parameters))
-        table = spark.read.format("delta").load(str(tmp_path / target))
+    def run(**parameters: Any) -> dict[str, Any]:
+        report = job.run(spark, job.Parameters(**definition, target=str(tmp_path / "gold"), **parameters))
+        table = spark.read.format("delta").load(str(tmp_path / "gold"))
         assert_rows(table.select("Select", "event_time", "event_date", "order", "k"), expected)
+        return report
 
-    run("streamed", cadence="available_now", checkpoint=str(tmp_path / "checkpoint"), max_files_per_trigger=1)
-    run("batched", cadence="batch", from_="2024-03-01", to="2024-03-03")
-    run("streamed", cadence="batch", from_="2024-03-01", to="2024-03-02")
+    run(cadence="available_now", checkpoint=str(tmp_path / "checkpoint"), max_files_per_trigger=1)
+    assert run(cadence="batch", from_="2024-03-01", to="2024-03-03")["rows"] == 4, "it replaces each of them"
 
 
 # --- continuous ---------------------------------------------------------------------------------------------
