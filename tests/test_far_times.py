@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from python_jobs.error_management.checkpoint_files import _moment
 from python_jobs.error_management.circuit_breaker import _iso
 from python_jobs.error_management.filter_interceptor import window_of
 from python_jobs.error_management.late_dates import lookback_dates
@@ -17,6 +16,7 @@ from python_jobs.idempotency.unit_tables import starts_unit
 from python_jobs.ingestion import incremental_loader
 from python_jobs.shared.core.failures import JobFailed
 from python_jobs.shared.core.intervals import parse_duration
+from python_jobs.shared.delta.offsets_files import _moment
 
 DAY = dt.timedelta(days=1)
 FIRST, LAST = dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)

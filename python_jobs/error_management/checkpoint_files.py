@@ -15,8 +15,6 @@ Semantics after Changes in a Streaming Query"; the layout as Spark 4.2 writes it
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,16 +26,15 @@ from urllib.parse import urlsplit
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructType
 
-from python_jobs.shared.core.failures import DataRefused, WrongUse
-from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.paths import is_uri
+from python_jobs.shared.delta.offsets_files import Offsets, parse_offsets, source_kind
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.jvm import analyzed_plan
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 STATE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
-_VERSION = "v1"
 _EPHEMERAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 # Stateful operators by their node in the logical plan, as the checkpoint names them.
 _OPERATORS = {
@@ -66,68 +63,7 @@ def require_durable(checkpoint: str) -> None:
             )
 
 
-# --- the offsets file -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Offsets:
-    """One offsets file: where a batch ends in each source."""
-
-    batch_id: int
-    watermark: dt.datetime | None
-    """UTC; None before the first event time, or without a watermark."""
-    written_at: dt.datetime
-    """UTC."""
-    settings: Mapping[str, str]
-    """Settings that Spark keeps for the query's whole life, independent of the session's values."""
-    sources: tuple[Any, ...]
-    """The JSON of each source in the query's order; None for a source without data so far."""
-
-    def topics(self) -> dict[str, dict[int, int]]:
-        """Return the next offset by topic and partition, of all Kafka sources."""
-        return {
-            topic: {int(partition): int(offset) for partition, offset in partitions.items()}
-            for source in self.sources
-            if source_kind(source) == "kafka"
-            for topic, partitions in source.items()
-        }
-
-
-def parse_offsets(batch_id: int, text: str) -> Offsets:
-    """Return the content of an offsets file's text.
-
-    Raises:
-        DataRefused: the text is cut off, or has another layout.
-    """
-    version, _, rest = text.partition("\n")
-    if version != _VERSION:
-        raise DataRefused(f"offsets file {batch_id} is of version '{version[:20]}'; {_VERSION} can be read")
-    try:
-        metadata, *sources = rest.splitlines()
-        found = json.loads(metadata)
-        watermark = int(found["batchWatermarkMs"])
-        return Offsets(
-            batch_id,
-            _moment(watermark) if watermark > 0 else None,
-            _moment(int(found["batchTimestampMs"])),
-            found["conf"],
-            tuple(None if line == "-" else json.loads(line) for line in sources),
-        )
-    except (ValueError, KeyError, TypeError):
-        raise DataRefused(
-            f"offsets file {batch_id} can't be read: it is cut off or no offsets file"
-        ) from None
-
-
-def source_kind(source: Any) -> str:
-    """Return which kind of source wrote a line of an offsets file: kafka, delta, file or other."""
-    if isinstance(source, dict) and "reservoirId" in source:
-        return "delta"
-    if isinstance(source, dict) and "logOffset" in source:
-        return "file"
-    if isinstance(source, dict) and source and all(isinstance(value, dict) for value in source.values()):
-        return "kafka"
-    return "other"
+# --- the lag ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -150,7 +86,7 @@ def lags(
     """Return the lag of each partition, in order.
 
     Args:
-        topics: Next offset by topic and partition (:meth:`Offsets.topics`).
+        topics: Next offset by topic and partition (:meth:`.Offsets.topics`).
         ranges: First offset and end of each topic's partition at the broker.
     """
     found = []
@@ -362,7 +298,3 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 def _items(sequence: Any) -> list[Any]:
     return [sequence.apply(position) for position in range(sequence.length())]
-
-
-def _moment(milliseconds: int) -> dt.datetime:
-    return from_micros(milliseconds * 1_000)

@@ -29,12 +29,12 @@ Source: Data Engineering Design Patterns, chapter 3, Checkpointer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from python_jobs.shared.core.command_line import run_program
@@ -45,6 +45,7 @@ from python_jobs.shared.kafka.clients import (
     ANSWER_SECONDS,
     WatchedTopic,
     client_settings,
+    offsets_at,
     partition_count,
     positions_of_topic,
 )
@@ -109,7 +110,7 @@ def run(params: Parameters) -> dict[str, Any]:
     )  # Kafka's client needs a group name, also for a report without a group
     with closing(Consumer(client | {"group.id": group, "enable.auto.commit": False})) as consumer:
         try:
-            at_time = _offsets_at(consumer, params, partitions)
+            at_time = offsets_at(consumer, params.topic, partitions, parse_time(params.to))
             topic = WatchedTopic(client, params.topic, "run again")
             found = positions_of_topic(consumer, params.topic, partitions, topic, fail_on_data_loss=False)
         except KafkaException as failure:
@@ -139,17 +140,6 @@ def run(params: Parameters) -> dict[str, Any]:
         "skipped": skipped,
         "starting_offsets": json_text({params.topic: {str(p): offset for p, offset in at_time.items()}}),
     }
-
-
-def _offsets_at(consumer: Consumer, params: Parameters, partitions: Sequence[int]) -> dict[int, int]:
-    """Return the offset of each partition's first record that is not before the time, or the partition's end."""
-    milliseconds = int(parse_time(params.to).timestamp() * 1000)
-    asked = [TopicPartition(params.topic, partition, milliseconds) for partition in partitions]
-    found = {}
-    for answer in consumer.offsets_for_times(asked, ANSWER_SECONDS):
-        _, end = consumer.get_watermark_offsets(answer, ANSWER_SECONDS)
-        found[answer.partition] = answer.offset if answer.offset >= 0 else end
-    return found
 
 
 def _write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -194,6 +195,17 @@ def offset_range(consumer: Consumer, partition: TopicPartition) -> tuple[int, in
     """Return the first offset of a partition and its end."""
     low, high = patiently(lambda: consumer.get_watermark_offsets(partition, ANSWER_SECONDS))
     return low, high
+
+
+def offsets_at(consumer: Consumer, topic: str, partitions: Sequence[int], at: dt.datetime) -> dict[int, int]:
+    """Return the offset of each partition's first record that is not before the time, or the partition's end."""
+    milliseconds = int(at.timestamp() * 1000)
+    asked = [TopicPartition(topic, partition, milliseconds) for partition in partitions]
+    found = {}
+    for answer in consumer.offsets_for_times(asked, ANSWER_SECONDS):
+        _, end = consumer.get_watermark_offsets(answer, ANSWER_SECONDS)
+        found[answer.partition] = answer.offset if answer.offset >= 0 else end
+    return found
 
 
 def surviving_offset(consumer: Consumer, position: TopicPartition, fail_on_data_loss: bool) -> int:

@@ -21,13 +21,13 @@ from python_jobs.error_management.checkpoint_files import (
     StateOperator,
     changes,
     lags,
-    parse_offsets,
     plan_of,
     read_checkpoint,
     refuse_changes,
     require_durable,
 )
 from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.delta.offsets_files import parse_offsets
 from tests.support.session import setting
 from tests.support.snippets import snippet
 
