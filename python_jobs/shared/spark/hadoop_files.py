@@ -56,6 +56,7 @@ class HadoopFolder:
         if raw and self.scheme == "file":
             self.file_system = self.file_system.getRawFileSystem()
         self._statuses = _Statuses(spark)
+        self._spark = spark
         self._take_root(self.file_system.makeQualified(given))
 
     def _take_root(self, root: Any) -> None:
@@ -236,6 +237,23 @@ class HadoopFolder:
             if not self.exists(relative):
                 raise
         return self.read_text(relative) == text
+
+    def copy_file(self, relative: str, to: HadoopFolder) -> None:
+        """Copy a file to the same place below another folder, on any file system; an existing file is replaced.
+
+        The copy of a local file has its own checksum file. Hadoop refuses to copy a file that its checksum belies.
+        """
+        files = jvm(self._spark).org.apache.hadoop.fs.FileUtil
+        configuration = hadoop_configuration(self._spark)
+        source, target = (self.file_system, self.path(relative)), (to.file_system, to.path(relative))
+        files.copy(*source, *target, False, True, configuration)
+
+    def rename(self, to: HadoopFolder) -> bool:
+        """Move the folder to a path of the same file system; return whether it was moved.
+
+        It is one step, except in an object store, where it is a copy of each file.
+        """
+        return bool(self.file_system.rename(self.root, to.root))
 
     def delete(self, relative: str = "") -> None:
         """Delete a file, or a folder with all its files; do nothing if it is absent."""
