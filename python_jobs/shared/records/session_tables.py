@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.json_text import json_text
@@ -22,8 +23,10 @@ from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.state_stores import STATE_STORE
 from python_jobs.shared.delta.streams import OutputMode, empty_source
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS
+from python_jobs.shared.records.json_records import ERROR_CLASS
 from python_jobs.shared.records.session_rows import VERSION, WRITTEN_AT, SessionRows
 from python_jobs.shared.records.session_streams import SessionStream, SessionWriter, unusable
+from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.session import settings
 from python_jobs.shared.spark.times import stamped
 
@@ -31,6 +34,9 @@ from python_jobs.shared.spark.times import stamped
 @dataclass(frozen=True, kw_only=True)
 class SessionTable(SessionRows, SessionStream):
     """Parameters of a stream that writes sessions into a Delta table."""
+
+    only: str | None = None
+    """SQL condition on the target's columns, such as one tenant's name: no other row and no dead letter is written."""
 
 
 def start_sessions(
@@ -61,6 +67,8 @@ def start_sessions(
     params.create_dead_letter_table(spark, unusable(judged), empty.columns)
     none = spark.createDataFrame([], params.changes_schema(judged))
     written = stamped(params.rows(none), WRITTEN_AT, "1970-01-01")
+    if params.only is not None:
+        transform = _only(params.only, transform, params.rows(none))
     sink = DeltaSink(spark, params.target, written, ["session_id"], "started_date", VERSION, "is_final")
     rules = {
         "key": params.key,
@@ -75,7 +83,7 @@ def start_sessions(
         params.checkpoint,
         {"target": params.target},
         # A session that is written again replaces its row; a dead letter would be appended twice.
-        appends_to=[params.dead_letter],
+        appends_to=[params.dead_letter] if params.only is None else [],
         meaning={"rules": json_text(rules, sort_keys=True)},
         transform=transform,
         output_mode=output_mode,
@@ -84,3 +92,16 @@ def start_sessions(
     with settings(spark, STATE_STORE):
         query = declared.start(spark, writer)
     return query, writer
+
+
+def _only(
+    condition: str, transform: Callable[[DataFrame], DataFrame], none: DataFrame
+) -> Callable[[DataFrame], DataFrame]:
+    """Return the transformation with the rows alone that meet the condition; ``none`` has their columns.
+
+    Raises:
+        WrongUse: the condition can't be resolved.
+    """
+    with resolved("only"):
+        none.where(condition)
+    return lambda records: transform(records).where(F.col(ERROR_CLASS).isNull() & F.expr(condition))
