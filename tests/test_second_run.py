@@ -213,6 +213,9 @@ PROGRAMS = {
     "python_jobs/streaming/zero_etl_synchronizer.py": (
         f"{STREAMING}test_zero_etl_synchronizer.py::test_a_crash_behind_the_commit_copies_nothing_twice"
     ),
+    "python_jobs/streaming/streaming_reprocessor.py": (
+        f"{STREAMING}test_streaming_reprocessor.py::test_a_second_reprocessing_changes_no_row"
+    ),
 }
 WRITE_NOTHING = {
     "python_jobs/error_management/checkpoint_rewind.py",  # sets a group's offsets, absolute ones

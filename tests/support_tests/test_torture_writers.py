@@ -24,6 +24,7 @@ NOT_TORTURED = {
     "python_jobs/ingestion/external_trigger_http.py": "the state of runs, no data",
     "python_jobs/streaming/api_gateway_http.py": "takes requests; its own test kills it, its benchmark its broker",
     "python_jobs/streaming/api_gateway_replay.py": "delivers at least once; its own test stops it behind the delivery",
+    "python_jobs/streaming/streaming_reprocessor.py": "files of a checkpoint; its own tests end it between two files",
 }
 PLACES = {"": "", "PostgreSQL": "_postgres", "S3": "_s3", "Kafka": ""}
 

@@ -248,7 +248,7 @@ class HadoopFolder:
         source, target = (self.file_system, self.path(relative)), (to.file_system, to.path(relative))
         files.copy(*source, *target, False, True, configuration)
 
-    def rename(self, to: HadoopFolder) -> bool:
+    def move_to(self, to: HadoopFolder) -> bool:
         """Move the folder to a path of the same file system; return whether it was moved.
 
         It is one step, except in an object store, where it is a copy of each file.
