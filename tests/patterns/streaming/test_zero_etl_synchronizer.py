@@ -264,6 +264,8 @@ def test_only_committed_records_are_copied(second: dict[str, Any], lake: Lake, t
     """The topic begins with an aborted transaction; one that is open when the run begins is aborted later."""
     committed = [(0, offset) for offset in range(3, 9)]
     assert second["rows"]["payments"] == committed
+    drained = lake.run("11:01", "payments", now="2100-01-01")["payments"]  # when every segment is closed
+    assert (drained["records"], drained["lag"]) == (0, 0), "offsets without a record are behind, too"
     assert lake.offsets("payments") == committed
 
 
