@@ -49,6 +49,7 @@ LONG_VISITS = {
     "T": "08:58 10:05",  # 67 minutes over the hour without events
     "M": "08:20 10:20",  # the faulty release made one session of both
     "P": "08:20 11:50",  # and of these, with no event in the range
+    "Q": "08:20 11:05 12:20",  # and of these, of which 11:05 is near no end
     "L": "10:50 11:50 12:50",  # open at 13:30
     "U": "10:40 11:30 12:20",  # closed at 13:30 exactly
     "V": "10:40 11:30 12:20 13:30",  # open, by the event of that very time
@@ -377,6 +378,7 @@ def long_report(lake: Lake) -> dict[str, Any]:
         LONG,
         ("M", "08:20", "10:20", 2, CLOSED),
         ("P", "08:20", "11:50", 2, CLOSED),
+        ("Q", "08:20", "12:20", 3, CLOSED),
         ("L", "10:50", "11:50", 2, OPEN),
         ("V", "10:40", "13:30", 4, OPEN),
     )
@@ -404,8 +406,9 @@ def test_a_partition_without_records_does_not_end_the_walk(lake: Lake, long_repo
 
 def test_a_row_that_was_too_long_leaves_no_hole(lake: Lake, long_report: dict[str, Any]) -> None:
     """All events of a removed row are in sessions again, also those away from the range."""
-    found = sessions(lake.table("long_sessions").where("user_id in ('M', 'P')"), "origin")
-    expected = [("M", "08:20"), ("M", "10:20"), ("P", "08:20"), ("P", "11:50")]
+    found = sessions(lake.table("long_sessions").where("user_id in ('M', 'P', 'Q')"), "origin")
+    clocks = {user: LONG_VISITS[user].split() for user in "MPQ"}
+    expected = [(user, clock) for user, of_user in clocks.items() for clock in of_user]
     assert_rows(found, [(user, clock, clock, 1, "reprocessing") for user, clock in expected])
 
 
@@ -424,7 +427,7 @@ def test_a_session_belongs_to_the_live_job_or_to_the_batch(lake: Lake, long_repo
 def test_a_row_of_a_later_release_stays(lake: Lake, long_report: dict[str, Any]) -> None:
     found = sessions(lake.table("long_sessions").where("user_id = 'S'"), "release")
     assert_rows(found, [("S", "10:10", "10:10", 1, 5)])
-    assert long_report["replaced"] == 2, "M's and P's rows"
+    assert long_report["replaced"] == 3, "M's, P's and Q's rows"
 
 
 def test_random_sessions_are_those_of_all_events(lake: Lake, long_report: dict[str, Any]) -> None:
