@@ -22,6 +22,7 @@ from python_jobs.shared.core.sessions import CLOSED, OPEN, Event, sessions_of
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.records.session_rows import CHANGES, VERSION, WRITTEN_AT
+from python_jobs.shared.spark.job import unreadable_files_refused
 from python_jobs.shared.spark.times import stamped
 from python_jobs.streaming import batch_reprocessor as job
 from tests.support.rows import assert_rows
@@ -120,7 +121,7 @@ class Lake:
 
     def run(self, **changes: str) -> dict[str, Any]:
         """Run the page's command with ``changes`` and return its report."""
-        with self.without_unread():
+        with self.without_unread(), unreadable_files_refused("no session can reach into its partition"):
             return job.run(self.spark, self.parameters(**changes))
 
     @contextmanager
