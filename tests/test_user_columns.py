@@ -10,7 +10,7 @@ import dataclasses
 import datetime as dt
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,6 +21,8 @@ from python_jobs.data_value import (
     bucketed_table,
     distributed_aggregator,
     dynamic_joiner,
+    incremental_sessionizer,
+    metadata_decorator,
     static_joiner,
     static_joiner_api,
     wrapper,
@@ -42,6 +44,7 @@ from python_jobs.ingestion import (
     data_contract,
     full_loader,
     incremental_table_loader,
+    readiness_marker,
     transformation_replicator,
 )
 from python_jobs.shared.core.failures import DataRefused, WrongUse
@@ -406,6 +409,17 @@ def test_distributed_aggregator_takes_columns_of_any_name(spark: SparkSession) -
         distributed_aggregator.require_unique(rows, ["order `id`"], "devices")
 
 
+def test_incremental_sessionizer_takes_columns_of_any_name(spark: SparkSession, awkward: str) -> None:
+    params = incremental_sessionizer.Parameters(
+        source=awkward, partition="`Partition` = {date}", key={"a.b": "`a.b`", "Order Id": "rows"},
+        event_time="Partition", value="`select`", ties=["order`id`", "select"], run="2024-03-01T00",
+        first_run="2024-03-01T00", pending="pending", target="target", dead_letter="dead",
+    )  # fmt: skip
+    this = incremental_sessionizer.Run(spark, params)
+    open_ = this.rows(this.judged()).where("status = 'open'")
+    assert_rows(open_.selectExpr("`a.b`", "`Order Id`", "events", "values"), [(3, 1, 1, ["5"])])
+
+
 def test_hybrid_source_takes_columns_of_any_name(spark: SparkSession) -> None:
     columns = {"Rows": "`a.b`", "order `id`": "`select`"}
     params = hybrid_source.Parameters(
@@ -416,6 +430,13 @@ def test_hybrid_source_takes_columns_of_any_name(spark: SparkSession) -> None:
     found = params.history_rows(rows)
     assert found.columns[3:5] == list(columns)
     assert_rows(found.select(*map(identifier, columns)), [(5, 6)])
+
+
+def test_metadata_decorator_takes_columns_of_any_name(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("k", "v", 1)], ["a.b", "order `id`", "Topic"])
+    found = metadata_decorator.decorate(rows, "order `id`", "a.b", {"job_version": "v1"})
+    named = found.selectExpr("string(key) as k", "string(value) as v", "headers.key as names")
+    assert_rows(named, [("k", "v", ["job_version"])])
 
 
 def test_bucketed_table_takes_a_key_of_any_name(spark: SparkSession, awkward: str, tmp_path: Path) -> None:
@@ -441,6 +462,24 @@ def test_wrapper_passes_columns_of_any_name_on_but_that_of_the_envelope(spark: S
         wrapper.check_columns(rows.withColumnRenamed("a.b", "Value"), "order `id`")
 
 
+@pytest.mark.parametrize("late", ["strict", "mutable"])
+def test_readiness_marker_takes_times_of_any_name(
+    spark: SparkSession, late: Literal["strict", "mutable"]
+) -> None:
+    params = readiness_marker.Parameters(
+        source="s", target="folder/t", event_column="a.b", ingestion_column="order `id`", from_="2024-03-01T12",
+        to="2024-03-01T13", late=late,
+    )  # fmt: skip
+    before = NOW - dt.timedelta(hours=1)
+    rows = spark.createDataFrame([(NOW, NOW, 1), (before, NOW, 2)], ["a.b", "order `id`", "Start"])
+    (hour,) = params.window.split("hour")
+    assert_rows(readiness_marker.rows_of(rows, params, hour).select("Start"), [(1,)])
+    came_late = readiness_marker.came_late(rows, params, hour)
+    assert [(touched.start, count) for touched, count in readiness_marker.touched(came_late, params)] == [
+        (before, 1)
+    ]
+
+
 def test_change_data_capture_derives_columns_of_any_name_but_the_record_s() -> None:
     given: dict[str, Any] = {"bootstrap_servers": "b", "topics": ["t"], "target": "t", "checkpoint": "c"}
     change_data_capture.Parameters(**given, derive={"Event Date": "to_date(timestamp)"})
@@ -463,9 +502,9 @@ JOBS = {
     "data_value/bucketed_table": "test_bucketed_table_takes_a_key_of_any_name",
     "data_value/distributed_aggregator": "test_distributed_aggregator_takes_columns_of_any_name",
     "data_value/dynamic_joiner": "test_dynamic_joiner_joins_columns_of_any_name",
-    "data_value/incremental_sessionizer": NOT_TRIED,
+    "data_value/incremental_sessionizer": "test_incremental_sessionizer_takes_columns_of_any_name",
     "data_value/local_aggregator": FIXED,
-    "data_value/metadata_decorator": NOT_TRIED,
+    "data_value/metadata_decorator": "test_metadata_decorator_takes_columns_of_any_name",
     "data_value/stateful_sessionizer": NOT_TRIED,
     "data_value/static_joiner": "test_static_joiner_joins_columns_of_any_name",
     "data_value/static_joiner_api": "test_static_joiner_api_joins_columns_of_any_name",
@@ -498,7 +537,7 @@ JOBS = {
         "test_incremental_table_loader_compares_and_rejects_rows_of_any_name"
     ),
     "ingestion/passthrough_replicator": NO_COLUMN,
-    "ingestion/readiness_marker": NOT_TRIED,
+    "ingestion/readiness_marker": "test_readiness_marker_takes_times_of_any_name",
     "ingestion/transformation_replicator": REPLICATOR_AND_OVERWRITE,
     "quality/audit_files": NO_COLUMN,
     "streaming/api_gateway_replay": FIXED,

@@ -125,14 +125,14 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     late_rows = 0
     for partition in parameters.window.split(parameters.grain):
         folder = partition_folder(partition.start, parameters.grain)
-        _write(spark, _rows_of(source, parameters, partition), parameters, f"{parameters.root}/{folder}", now)
+        _write(spark, rows_of(source, parameters, partition), parameters, f"{parameters.root}/{folder}", now)
         made.append(folder)
-        late = _came_late(source, parameters, partition)
+        late = came_late(source, parameters, partition)
         if parameters.late == "strict":
             _write(spark, late, parameters, f"{parameters.root}_late/{folder}", now)
             late_rows += late.count()
             continue
-        for earlier, rows in _touched(late, parameters):
+        for earlier, rows in touched(late, parameters):
             late_rows += rows
             notices.append(_revise(spark, source, parameters, earlier, f"{folder}_{rows}", now))
     return {
@@ -144,24 +144,24 @@ def run(spark: SparkSession, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def _rows_of(source: DataFrame, parameters: Parameters, partition: Interval) -> DataFrame:
+def rows_of(source: DataFrame, parameters: Parameters, partition: Interval) -> DataFrame:
     """Return the partition's rows; in strict mode only those that came before its end, whenever the job runs."""
     rows = source.where(_within(parameters.event_column, partition))
     if parameters.late == "strict":
-        return rows.where(F.col(parameters.ingestion_column) < F.lit(partition.end))
+        return rows.where(named_column(parameters.ingestion_column) < F.lit(partition.end))
     return rows
 
 
-def _came_late(source: DataFrame, parameters: Parameters, partition: Interval) -> DataFrame:
+def came_late(source: DataFrame, parameters: Parameters, partition: Interval) -> DataFrame:
     """Return the rows that came during the partition and belong to an earlier partition."""
     return source.where(_within(parameters.ingestion_column, partition)).where(
-        F.col(parameters.event_column) < F.lit(partition.start)
+        named_column(parameters.event_column) < F.lit(partition.start)
     )
 
 
-def _touched(late: DataFrame, parameters: Parameters) -> list[tuple[Interval, int]]:
+def touched(late: DataFrame, parameters: Parameters) -> list[tuple[Interval, int]]:
     """Return each partition that late rows belong to, with the number of these rows."""
-    start = F.unix_seconds(F.date_trunc(parameters.grain, parameters.event_column))
+    start = F.unix_seconds(F.date_trunc(parameters.grain, named_column(parameters.event_column)))
     counts = late.groupBy(start.alias("start")).count().orderBy("start").collect()
     length = dt.timedelta(hours=1) if parameters.grain == "hour" else dt.timedelta(days=1)
     starts = [(from_micros(row["start"] * 1_000_000), int(row["count"])) for row in counts]
@@ -180,7 +180,7 @@ def _revise(
     folder = partition_folder(partition.start, parameters.grain)
     name = f"{folder}_by_{cause}.json".replace("/", "_")
     with regenerated(spark, f"{parameters.root}/{folder}", published_at=now.isoformat()):
-        _write_files(_rows_of(source, parameters, partition), parameters, f"{parameters.root}/{folder}")
+        _write_files(rows_of(source, parameters, partition), parameters, f"{parameters.root}/{folder}")
         notice = {"partition": folder, "published_at": now.isoformat()}
         Marker(spark, f"{parameters.root}/{CHANGES}").write_beside(name, notice)
     return name

@@ -151,6 +151,16 @@ def test_relations_of_another_owner_stay_and_are_no_copies(tables: SparkSession)
         assert job.copies_of(tables, f"{SCHEMA}.{name}") == []
 
 
+def test_files_that_a_killed_run_left_do_not_stop_the_next(tables: SparkSession) -> None:
+    view = f"{SCHEMA}.restarted"
+    location = tables.sql(f"describe schema {SCHEMA}").where("info_name = 'Location'").collect()[0].info_value
+    left = Path(location.removeprefix("file:")) / "restarted_copy_1" / "_temporary"
+    left.mkdir(parents=True)
+    (left / "part-0").write_bytes(b"PAR1")
+    job.run(tables, parameters(source=f"{SCHEMA}.users", view=view))
+    assert_rows(tables.table(view), tables.table(f"{SCHEMA}.users").collect())
+
+
 def test_wrong_use_is_refused_in_one_sentence(tables: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="there is no Delta table"):
         job.run(tables, parameters(source=str(tmp_path / "none")))
