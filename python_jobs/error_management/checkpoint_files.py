@@ -28,7 +28,7 @@ from pyspark.sql.types import DataType, StructType
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.paths import is_uri
-from python_jobs.shared.delta.offsets_files import Offsets, parse_offsets, source_kind
+from python_jobs.shared.delta.offsets_files import Offsets, newest_offsets, source_kind
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.jvm import analyzed_plan
 
@@ -127,20 +127,11 @@ def read_checkpoint(spark: SparkSession, checkpoint: str) -> Checkpoint:
         DataRefused: the newest offsets file can't be read.
     """
     folder = HadoopFolder(spark, checkpoint)
-
-    def offsets(batches: Sequence[int]) -> Offsets | None:
-        if not batches:
-            return None
-        return parse_offsets(batches[-1], folder.read(f"offsets/{batches[-1]}").decode())
-
-    def numbers(name: str) -> list[int]:
-        return sorted(int(found) for found in folder.names(name) if found.isdigit())
-
-    begun, committed = numbers("offsets"), numbers("commits")
+    begun, completed = newest_offsets(folder)
     # While the first batch has no commit mark, the query writes its state again.
-    has_state = bool(committed and numbers("state"))
+    has_state = completed is not None and any(name.isdigit() for name in folder.names("state"))
     operators = tuple(_operators(spark, str(folder.root))) if has_state else ()
-    return Checkpoint(offsets(begun), offsets(committed), operators)
+    return Checkpoint(begun, completed, operators)
 
 
 def _operators(spark: SparkSession, checkpoint: str) -> Iterator[StateOperator]:

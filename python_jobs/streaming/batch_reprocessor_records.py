@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -35,7 +34,6 @@ from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.streams import empty_source, evaluated_once
 from python_jobs.shared.delta.tables import read_table
-from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import string_literal, taken_names
 from python_jobs.streaming.corrections import (
@@ -115,12 +113,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """
     require_positions(empty_source(spark, params.source, ()).columns, f"the source '{params.source}'")
     records = read_table(spark, params.source).where(params.is_asked())
-    try:
-        rows = positioned_rows(records, params.columns, params.origin)
-    except (AnalysisException, ParseException) as failure:
-        raise WrongUse(f"an expression can't be used ({first_line(failure)})") from None
     # A record that came twice is one row.
-    rows = ingested(rows.dropDuplicates(list(POSITION)), params.processing_time().isoformat())
+    rows = positioned_rows(records, params.columns, params.origin).dropDuplicates(list(POSITION))
+    rows = ingested(rows, params.processing_time().isoformat())
     sink = DeltaSink(spark, params.target, rows, POSITION)
     stored = read_table(spark, params.target).where(params.is_asked())
     with evaluated_once(compared(rows, stored, POSITION, INGESTED_AT)) as changes:

@@ -61,7 +61,7 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table, table_id
-from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
+from python_jobs.shared.kafka.bronze_records import raw_rows, record_columns
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import (
     SOURCE_FAILURES,
@@ -70,10 +70,10 @@ from python_jobs.shared.kafka.topics import (
     read_topics,
     source_failure,
 )
-from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import taken_names
+from python_jobs.streaming.harmonised_columns import require_same_types
 from python_jobs.streaming.positioned_rows import (
     INGESTED_AT,
     POSITION,
@@ -83,11 +83,6 @@ from python_jobs.streaming.positioned_rows import (
     require_positions,
 )
 
-# What expressions over the topic's records may read.
-_KAFKA = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    f"headers {BRONZE_TYPES['headers']}"
-)
 _DONE = "history_is_complete.json"
 _WAY_OUT = "start again with another target and another checkpoint"
 
@@ -156,9 +151,7 @@ class Parameters(StreamParameters):
 
     def live_rows(self, records: DataFrame) -> DataFrame:
         """Return the target's rows for the topic's records."""
-        return positioned_rows(
-            bronze_rows(records, 0, {}).drop("ingested_at"), self.live_columns, "real_time"
-        )
+        return positioned_rows(record_columns(records), self.live_columns, "real_time")
 
 
 class Appender(BatchFunction):
@@ -263,14 +256,8 @@ def _prepare_target(spark: SparkSession, params: Parameters) -> None:
     """Create or check the target; refuse sources that don't give the same columns."""
     empty = empty_source(spark, params.history, ())
     require_positions(empty.columns, f"the history '{params.history}'")
-    kafka = spark.createDataFrame([], _KAFKA)
-    with resolved():
-        history, live = params.history_rows(empty), params.live_rows(kafka)
-    for (name, one), (_, other) in zip(history.dtypes, live.dtypes, strict=True):
-        if one != other:
-            raise WrongUse(
-                f"the column '{name}' is {one} in the history and {other} in the topic; cast one of them"
-            )
+    history, live = params.history_rows(empty), params.live_rows(raw_rows(spark, None))
+    require_same_types({"the history": history, "the topic": live})
     create_table(spark, params.target, nullable(ingested(history, "1970-01-01").schema))
 
 

@@ -12,22 +12,26 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.origins import ORIGIN, Origin
+from python_jobs.shared.core.origins import Origin
 from python_jobs.shared.spark.times import stamped
+from python_jobs.streaming.harmonised_columns import harmonised
 
 POSITION = ("topic", "partition", "offset")
 INGESTED_AT = "ingested_at"
 
 
 def positioned_rows(records: DataFrame, columns: Mapping[str, str], origin: Origin) -> DataFrame:
-    """Return the position of each record, the columns that the expressions give, and the origin."""
-    return records.select(
+    """Return the position of each record, the columns that the expressions give, and the origin.
+
+    Raises:
+        WrongUse: an expression can't be resolved.
+    """
+    position = [
         F.col("topic").cast("string").alias("topic"),
         F.col("partition").cast("int").alias("partition"),
         F.col("offset").cast("bigint").alias("offset"),
-        *(F.expr(expression).alias(name) for name, expression in columns.items()),
-        F.lit(origin).alias(ORIGIN),
-    )
+    ]
+    return harmonised(records, columns, origin, position)
 
 
 def ingested(rows: DataFrame, now: str) -> DataFrame:

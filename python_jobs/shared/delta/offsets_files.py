@@ -16,6 +16,7 @@ from typing import Any
 
 from python_jobs.shared.core.failures import DataRefused
 from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.spark.hadoop_files import HadoopFolder
 
 _VERSION = "v1"
 
@@ -68,6 +69,22 @@ def parse_offsets(batch_id: int, text: str) -> Offsets:
         raise DataRefused(
             f"offsets file {batch_id} can't be read: it is cut off or no offsets file"
         ) from None
+
+
+def newest_offsets(folder: HadoopFolder) -> tuple[Offsets | None, Offsets | None]:
+    """Return the offsets of a checkpoint's newest batch, and of its newest completed one; None if there is none.
+
+    Raises:
+        DataRefused: the newest offsets file can't be read.
+    """
+
+    def newest(name: str) -> Offsets | None:
+        batches = [int(found) for found in folder.names(name) if found.isdigit()]
+        if not batches:
+            return None
+        return parse_offsets(max(batches), folder.read(f"offsets/{max(batches)}").decode())
+
+    return newest("offsets"), newest("commits")
 
 
 def source_kind(source: Any) -> str:

@@ -53,3 +53,8 @@ def raw_rows(spark: SparkSession, records: DataFrame | None) -> DataFrame:
     return spark.createDataFrame(
         [], ", ".join(f"{identifier(name)} {type_}" for name, type_ in RAW_TYPES.items())
     )
+
+
+def record_columns(records: DataFrame) -> DataFrame:
+    """Return what a user's expressions read of Kafka's records: payload, key, position, timestamp and headers."""
+    return bronze_rows(records, 0, {}).drop("ingested_at")
