@@ -207,6 +207,9 @@ PROGRAMS = {
     "python_jobs/streaming/hybrid_source.py": (
         f"{STREAMING}test_hybrid_source.py::test_a_history_that_is_complete_is_not_read_again"
     ),
+    "python_jobs/streaming/sidecar.py": (
+        f"{STREAMING}test_sidecar.py::test_a_batch_that_is_repeated_after_a_failed_sink_is_in_each_store_once"
+    ),
     "python_jobs/streaming/partial_state_writer.py": (
         f"{STREAMING}test_partial_state_writer.py::test_a_batch_that_is_repeated_after_a_crash_changes_no_row"
     ),

@@ -54,9 +54,11 @@ from python_jobs.shared.records.json_records import parse_records
 from python_jobs.shared.records.session_streams import unusable
 from python_jobs.shared.spark.sql_text import identifier
 from python_jobs.shared.spark.times import with_timestamp
-from python_jobs.streaming import batch_reprocessor, hybrid_source
+from python_jobs.streaming import batch_reprocessor, hybrid_source, sidecar
+from python_jobs.streaming.batch_sinks import SideSink
 from python_jobs.streaming.corrections import ACTION, UNCHANGED, compared
 from python_jobs.streaming.gold_rows import Definition
+from python_jobs.streaming.inputs import Source
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 
@@ -487,6 +489,26 @@ def test_change_data_capture_derives_columns_of_any_name_but_the_record_s() -> N
         change_data_capture.Parameters(**given, derive={"Payload": "1"})
 
 
+def test_sidecar_takes_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([(1, 2, 3)], ["x", "y", "z"]).toDF("Nothing", "a.b", "select")
+    columns = {"Rows": "Nothing", "order`id`": "`a.b`", "Sink": "`select`"}
+    source = Source("web.site", columns, table="web")
+    sink = SideSink(
+        "out", "select `order``id``` as `Select`, Sink as `a.b` from {rows}", table=f"{tmp_path}/out"
+    )
+    parameters = sidecar.Parameters(
+        sources=[source], target=f"{tmp_path}/all", sinks=[sink], checkpoint="checkpoint"
+    )
+    writer = sidecar.BatchWriter(parameters, [], parameters.batch_sinks(), "writer", None)
+    writer.write(source.rows(rows), 0)
+    target, out = (spark.read.format("delta").load(f"{tmp_path}/{name}") for name in ("all", "out"))
+    own = ["origin", "source", "batch_id", "writer_id", "ingested_at"]
+    assert target.columns == [*columns, *own]
+    assert_rows(target.drop(*own), [(1, 2, 3)])
+    assert_rows(out, [(2, 3, 0, "writer")])
+    assert out.columns == ["Select", "a.b", "batch_id", "writer_id"]
+
+
 DATES = "test_jobs_that_replace_dates_take_columns_of_any_name"
 MERGER_AND_PROXY = "test_stateful_merger_and_proxy_take_columns_of_any_name"
 REPLICATOR_AND_OVERWRITE = "test_transformation_replicator_and_data_overwrite_take_columns_of_any_name"
@@ -546,7 +568,7 @@ JOBS = {
     "streaming/batch_reprocessor_records": NOT_TRIED,
     "streaming/hybrid_source": "test_hybrid_source_takes_columns_of_any_name",
     "streaming/partial_state_writer": NOT_TRIED,
-    "streaming/sidecar": NOT_TRIED,
+    "streaming/sidecar": "test_sidecar_takes_columns_of_any_name",
     "streaming/streaming_reprocessor": NOT_TRIED,
     "streaming/zero_etl_synchronizer": NOT_TRIED,
 }

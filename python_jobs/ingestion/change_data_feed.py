@@ -75,18 +75,13 @@ from python_jobs.shared.kafka.settings import java_client_settings, refuse_secre
 from python_jobs.shared.kafka.topics import describe_topics, publishing_failure
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
+from python_jobs.shared.spark.times import EXACT_JSON
 
 CREATED, UPDATED, DELETED = "c", "u", "d"
 _NAMES = {CREATED: "created", UPDATED: "updated", DELETED: "deleted"}
 FEED_COLUMNS = ("_change_type", "_commit_version", "_commit_timestamp")
 EVENT_COLUMNS = ("event_id", "op", "key", "before", "after", "commit_version", "commit_timestamp")
 
-# Spark's defaults leave out NULLs and cut times to milliseconds.
-_JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 # All replicas acknowledge each record, a repeated send keeps the order, and a send without a broker fails after 60 s.
 _PRODUCER = {"acks": "all", "enable.idempotence": "true", "max.block.ms": "60000"}
 # Failures of the stream that its source table causes, by the error class in Spark's text.
@@ -161,7 +156,7 @@ def events(feed: DataFrame, key: Sequence[str], source_id: str) -> DataFrame:
         F.count_if(~is_before).alias("rows_after"),
         F.first("_commit_timestamp").alias("commit_timestamp"),
     )
-    identity = F.concat_ws("/", F.lit(source_id), "commit_version", F.to_json("key", _JSON))
+    identity = F.concat_ws("/", F.lit(source_id), "commit_version", F.to_json("key", EXACT_JSON))
     return images.select(
         F.sha2(identity, 256).alias("event_id"), _checked_operation(key).alias("op"), *EVENT_COLUMNS[2:]
     )
@@ -185,7 +180,9 @@ def event_schema(row: StructType, key: Sequence[str]) -> StructType:
 def _checked_operation(key: Sequence[str]) -> Column:
     """Return the event's operation; the query fails at a key that is incomplete or not unique."""
     incomplete = reduce(or_, (named_column(name, of="key").isNull() for name in key))
-    where = F.concat(F.lit(" in version "), F.col("commit_version"), F.lit(": "), F.to_json("key", _JSON))
+    where = F.concat(
+        F.lit(" in version "), F.col("commit_version"), F.lit(": "), F.to_json("key", EXACT_JSON)
+    )
     return (
         F.when(incomplete, F.raise_error(F.concat(F.lit("the key has a NULL"), where)))
         .when(
@@ -200,13 +197,13 @@ def _checked_operation(key: Sequence[str]) -> Column:
 
 def messages(changes: DataFrame, tombstones: bool) -> DataFrame:
     """Return the events as messages with ``key`` and ``value``, in the order in which each task must send them."""
-    value = F.to_json(F.struct(*(name for name in EVENT_COLUMNS if name != "key")), _JSON)
+    value = F.to_json(F.struct(*(name for name in EVENT_COLUMNS if name != "key")), EXACT_JSON)
     values = F.array(value)
     if tombstones:
         nothing = F.lit(None).cast("string")
         values = F.when(F.col("op") == DELETED, F.array(value, nothing)).otherwise(values)
     in_order = changes.repartition(F.col("key")).sortWithinPartitions("commit_version")
-    return in_order.select(F.to_json("key", _JSON).alias("key"), F.explode(values).alias("value"))
+    return in_order.select(F.to_json("key", EXACT_JSON).alias("key"), F.explode(values).alias("value"))
 
 
 # --- the run --------------------------------------------------------------------------------------------

@@ -113,9 +113,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     """
     require_positions(empty_source(spark, params.source, ()).columns, f"the source '{params.source}'")
     records = read_table(spark, params.source).where(params.is_asked())
+    rows = positioned_rows(records, params.columns, params.origin)
     # A record that came twice is one row.
-    rows = positioned_rows(records, params.columns, params.origin).dropDuplicates(list(POSITION))
-    rows = ingested(rows, params.processing_time().isoformat())
+    rows = ingested(rows.dropDuplicates(list(POSITION)), params.processing_time().isoformat())
     sink = DeltaSink(spark, params.target, rows, POSITION)
     stored = read_table(spark, params.target).where(params.is_asked())
     with evaluated_once(compared(rows, stored, POSITION, INGESTED_AT)) as changes:

@@ -309,6 +309,20 @@ def test_sessions_of_users_are_written_while_they_grow(first_report, lakehouse):
     assert {session[-1] for session in sessions} == {True, False}
 
 
+def test_raw_visits_and_statistics_of_devices_come_from_the_same_batches(first_report, lakehouse):
+    documented_step(lakehouse, "test_raw_visits_and_statistics_of_devices_come_from_the_same_batches")
+    raw, statistics = (
+        lakehouse.spark.read.format("delta").load(f"{lakehouse.root}/examples/{name}")
+        for name in ("raw_visits", "device_statistics")
+    )
+    parsed = lakehouse.table("silver_visits_parsed").select("visit_id", "event_time")
+    assert_rows(raw.select("visit_id", "event_time"), parsed)
+    devices = Counter(tuple(row) for row in raw.select("batch_id", "type", "version").collect())
+    counted = statistics.select("batch_id", "type", "version", "visits").collect()
+    assert {tuple(row[:3]): row.visits for row in counted} == devices
+    assert len(devices) > 1
+
+
 def test_sessions_of_users_are_written_each_hour(first_report, lakehouse):
     """Events of three hours: sessions that no visit of the fourth hour can join are completed by the third run."""
     name = "test_sessions_of_users_are_written_each_hour"

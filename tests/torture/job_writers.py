@@ -51,7 +51,10 @@ from python_jobs.streaming import (
     batch_reprocessor,
     batch_reprocessor_records,
     partial_state_writer,
+    sidecar,
 )
+from python_jobs.streaming.batch_sinks import SideSink
+from python_jobs.streaming.inputs import Source
 from tests.support.geo_api import running_geo_api
 from tests.torture.inputs import (
     DERIVED_FROM_PAYLOAD,
@@ -253,6 +256,21 @@ def visits_with_titles(spark: SparkSession, folder: Path) -> None:
         columns={"title": "title"},
     )
     static_joiner.run(spark, parameters)
+
+
+def visits_and_counts(spark: SparkSession, folder: Path) -> None:
+    """Sidecar, a file a batch."""
+    tables = below(folder, visits="visits", rows="rows", counts="counts", checkpoint="checkpoint")
+    columns = {"visit_id": "visit_id", "number": "number", "page": "page"}
+    counts = "select page, count(*) as visits from {rows} group by page"
+    parameters = sidecar.Parameters(
+        sources=[Source("site", columns, table=tables["visits"])],
+        target=tables["rows"],
+        sinks=[SideSink("counts", counts, table=tables["counts"])],
+        checkpoint=tables["checkpoint"],
+        max_files_per_trigger=1,
+    )
+    sidecar.run(spark, parameters)
 
 
 def titles_of_a_day(spark: SparkSession, folder: Path, day: dt.date) -> None:
@@ -583,6 +601,7 @@ def job_writers() -> Iterator[Writer]:
     yield by_day("time_travel", visits_by_day, version_named, ("versions",), on_cluster=False)
     yield by_day("wrapper", days_of_files, lines_wrapped, ("envelopes",), adds_once=True)
     yield stream("static_joiner", visits_and_pages, visits_with_titles, ("joined",))
+    yield stream("sidecar", visits_by_day, visits_and_counts, ("rows", "counts"))
     yield by_day(
         "static_joiner_api", visits_by_event_date, titles_of_a_day, ("titles", "joined"), any_order=True
     )

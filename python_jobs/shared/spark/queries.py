@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException, QueryContextType
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.spark.expressions import first_line as first_line  # also where it was
@@ -47,8 +48,14 @@ def user_query(spark: SparkSession, text: str, **values: Any) -> DataFrame:
     Raises:
         WrongUse: Spark can't analyze the query, or the query has an unknown name in braces.
     """
+    # PySpark drops the view of a DataFrame behind the query, and Spark then drops the cache of the view's plan. The
+    # condition gives the view a plan of its own, so that cached rows stay cached; a selection of all columns would not.
+    views: dict[str, Any] = {
+        name: value.where(F.lit(True)) if isinstance(value, DataFrame) else value
+        for name, value in values.items()
+    }
     try:
-        return spark.sql(text, **values)
+        return spark.sql(text, **views)
     except (KeyError, IndexError, ValueError):
         names = " and ".join(f"{{{name}}}" for name in values)
         raise WrongUse(f"the query can't be used: in braces it may have {names} and no other name") from None

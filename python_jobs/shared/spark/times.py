@@ -10,6 +10,13 @@ from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.macro_sql import Macros
 from python_jobs.shared.spark.sql_text import identifier, named_column, require_free_names
 
+# Options of to_json: by default it leaves out NULLs and cuts times to milliseconds.
+EXACT_JSON = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
 
 def full_timestamp(text: str) -> Column:
     """Return the timestamp that a text (a SQL expression) names with date and time; NULL for any other text.

@@ -110,8 +110,9 @@ def test_a_declared_stream_knows_its_tables_by_their_ids_and_asks_those_that_it_
 ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py"}
 # It reads a folder of files, so that it isn't declared as the stream of a table; it names its table itself.
 READS_FILES = {"api_gateway_replay.py"}
-# They read a topic, one of them in its second phase, another at one of its cadences, and name their tables themselves.
-READS_A_TOPIC = {"batch_microbatch_continuum.py", "hybrid_source.py", "local_aggregator.py"}
+# They read a topic, one of them in its second phase, others at a cadence or beside tables, and name their tables
+# themselves.
+READS_A_TOPIC = {"batch_microbatch_continuum.py", "hybrid_source.py", "local_aggregator.py", "sidecar.py"}
 # What the Change Data Feed publishes again is known by key and version. The Metadata Decorator writes
 # no table. A row of the Batch-Microbatch Continuum only replaces one with fewer events.
 APPEND_AGAIN = {"batch_microbatch_continuum.py", "change_data_feed.py", "metadata_decorator.py"}

@@ -117,7 +117,7 @@ def test_wrong_use_is_refused_in_one_sentence(topic: Topic) -> None:
         ({"begin.1": "-1"}, "begin.1 must be 0 or more, got -1"),
         ({"columns.Origin": "payload"}, "columns can't name columns that the job writes itself: Origin"),
         ({"target": topic.path("history")}, "source and target must be two tables"),
-        ({"columns.page": "no_column"}, "an expression can't be used"),
+        ({"columns.page": "no_column"}, "an expression can't be resolved"),
     ]:
         with pytest.raises(WrongUse, match=sentence):
             topic.run(**changes)
