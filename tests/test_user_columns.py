@@ -23,6 +23,7 @@ from python_jobs.data_value import (
     dynamic_joiner,
     incremental_sessionizer,
     metadata_decorator,
+    stateful_sessionizer,
     static_joiner,
     static_joiner_api,
     wrapper,
@@ -509,6 +510,28 @@ def test_sidecar_takes_columns_of_any_name(spark: SparkSession, tmp_path: Path) 
     assert out.columns == ["Select", "a.b", "batch_id", "writer_id"]
 
 
+def test_sessions_of_a_stream_take_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """One stream for Stateful Sessionizer, Partial State Writer and Keyed Sessions: their state is one class."""
+    names = ["At", "a.b", "order`id`", "Started_At", "select"]
+    given = [
+        (NOW, 1, 2, 3, 4),
+        (NOW, 1, 2, 3, 5),
+        (None, 1, 2, 3, 6),
+        (NOW + dt.timedelta(hours=1), 9, 9, 9, 9),
+    ]
+    rows = spark.createDataFrame(given, "at timestamp, x int, y int, z int, w int").toDF(*names)
+    rows.coalesce(1).write.format("delta").save(f"{tmp_path}/source")
+    params = stateful_sessionizer.Parameters(
+        source=f"{tmp_path}/source", key={"a.b": "`a.b`", "Order`Id`": identifier("order`id`")},
+        event_time="At", value="`select`", ties=["Started_At", "select"], target=f"{tmp_path}/target",
+        dead_letter=f"{tmp_path}/dead", checkpoint=f"{tmp_path}/checkpoint",
+    )  # fmt: skip
+    report = stateful_sessionizer.run(spark, params)
+    assert (report["sessions_written"], report["dead"]) == (1, 1)
+    closed = spark.read.format("delta").load(f"{tmp_path}/target")
+    assert_rows(closed.selectExpr("`a.b`", "`Order``Id```", "values"), [(1, 2, ["4", "5"])])
+
+
 DATES = "test_jobs_that_replace_dates_take_columns_of_any_name"
 MERGER_AND_PROXY = "test_stateful_merger_and_proxy_take_columns_of_any_name"
 REPLICATOR_AND_OVERWRITE = "test_transformation_replicator_and_data_overwrite_take_columns_of_any_name"
@@ -527,7 +550,7 @@ JOBS = {
     "data_value/incremental_sessionizer": "test_incremental_sessionizer_takes_columns_of_any_name",
     "data_value/local_aggregator": FIXED,
     "data_value/metadata_decorator": "test_metadata_decorator_takes_columns_of_any_name",
-    "data_value/stateful_sessionizer": NOT_TRIED,
+    "data_value/stateful_sessionizer": "test_sessions_of_a_stream_take_columns_of_any_name",
     "data_value/static_joiner": "test_static_joiner_joins_columns_of_any_name",
     "data_value/static_joiner_api": "test_static_joiner_api_joins_columns_of_any_name",
     "data_value/wrapper": "test_wrapper_passes_columns_of_any_name_on_but_that_of_the_envelope",
@@ -567,7 +590,7 @@ JOBS = {
     "streaming/batch_reprocessor": "test_batch_reprocessor_walks_and_corrects_by_a_key_of_any_name",
     "streaming/batch_reprocessor_records": NOT_TRIED,
     "streaming/hybrid_source": "test_hybrid_source_takes_columns_of_any_name",
-    "streaming/partial_state_writer": NOT_TRIED,
+    "streaming/partial_state_writer": "test_sessions_of_a_stream_take_columns_of_any_name",
     "streaming/sidecar": "test_sidecar_takes_columns_of_any_name",
     "streaming/streaming_reprocessor": NOT_TRIED,
     "streaming/zero_etl_synchronizer": NOT_TRIED,

@@ -554,8 +554,10 @@ def job_writers() -> Iterator[Writer]:
     yield by_day("incremental_sessionizer", visits_by_day, sessions_of_a_day, ("pending", "sessions", "dead"))
     yield stream("stateful_sessionizer", appended_visits, closed_sessions, ("live_sessions",))
     yield stream("partial_state_writer", appended_visits, growing_sessions, ("live_sessions",))
-    yield by_day("continuum_batch", appended_visits, windows_of_a_day, ("windows",), any_order=True)
-    yield stream("continuum_stream", appended_visits, windows_of_what_came, ("windows",))
+    yield by_day(
+        "batch_microbatch_continuum (batch)", appended_visits, windows_of_a_day, ("windows",), any_order=True
+    )
+    yield stream("batch_microbatch_continuum", appended_visits, windows_of_what_came, ("windows",))
     yield by_day(
         "batch_reprocessor",
         visits_by_event_date,

@@ -36,7 +36,7 @@ from python_jobs.shared.records.session_rows import (
     VALUE,
     SessionRecords,
 )
-from python_jobs.shared.spark.sql_text import identifier, named_columns
+from python_jobs.shared.spark.sql_text import identifier, named_column
 from python_jobs.shared.spark.times import stamped
 
 _STATE = "at bigint, event_order array<bigint>, value string"
@@ -60,25 +60,35 @@ class SessionStream(SessionRecords, DeadLetterStream):
             raise WrongUse("source, target and dead_letter must be three tables")
         parse_duration(self.watermark)
 
-    def changes_schema(self, rows: DataFrame) -> str:
-        """Return the columns of the state's changes; the key's are taken from ``rows``."""
-        owner = [f"{identifier(name)} {rows.schema[name].dataType.simpleString()}" for name in self.key]
+    def changes_schema(self, rows: DataFrame, names: Sequence[str] | None = None) -> str:
+        """Return the columns of the state's changes; the key's are those of ``rows``, with other ``names`` if given."""
+        owner = [
+            f"{identifier(name)} {rows.schema[column].dataType.simpleString()}"
+            for column, name in zip(self.key, names or self.key, strict=True)
+        ]
         return ", ".join([*owner, CHANGES])
 
     def changes(
         self, records: DataFrame, identity: Callable[[Session], Identity], emits: Emits, shown: ShownAs
     ) -> DataFrame:
         """Return the stream's changed sessions as ``shown`` makes them, and its unusable records as column ``DEAD``."""
-        state = SessionState(list(self.key), self.gap_micros, identity, emits)
+        # PySpark looks up the columns of a state's key as if their names were SQL: `a.b` would be a field of `a`.
+        owner = [f"__owner_{place}" for place, _ in enumerate(self.key)]
+        state = SessionState(owner, self.gap_micros, identity, emits)
         rows = self.judged(records)
         changed = (
             rows.where(F.col(ERROR_CLASS).isNull())
             .select(
-                *named_columns(self.key), EVENT_TIME, F.unix_micros(EVENT_TIME).alias(MICROS), ORDER, VALUE
+                *(named_column(name).alias(short) for name, short in zip(self.key, owner, strict=True)),
+                EVENT_TIME,
+                F.unix_micros(EVENT_TIME).alias(MICROS),
+                ORDER,
+                VALUE,
             )
             .withWatermark(EVENT_TIME, self.watermark)
-            .groupBy(*named_columns(self.key))
-            .transformWithState(state, self.changes_schema(rows), "update", "eventTime")
+            .groupBy(*owner)
+            .transformWithState(state, self.changes_schema(rows, owner), "update", "eventTime")
+            .withColumnsRenamed(dict(zip(owner, self.key, strict=True)))
         )
         return with_dead_records(shown(changed), rows)
 
