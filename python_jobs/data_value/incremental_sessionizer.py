@@ -60,6 +60,7 @@ from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.macro_sql import Macros, refusal_of_macro
 from python_jobs.shared.spark.sql_text import (
+    columns_of,
     require_free_names,
     string_literal,
     table_name,
@@ -329,7 +330,7 @@ def _keep_dead_letters(this: Run, params: Parameters) -> None:
     table: DeltaTable = delta_table(this.spark, params.dead_letter)
     same = f"t.batch_id = {this.number} and t.job_name = {string_literal(params.job_name)} and "
     merge = table.alias("t").merge(found.alias("s"), f"{same}t.dead_letter_id = s.dead_letter_id")
-    merge.whenNotMatchedInsertAll().execute()
+    merge.whenNotMatchedInsert(values=columns_of("s", found.columns)).execute()
 
 
 def _require_own_turn(commit: dict[str, Any] | None, params: Parameters) -> None:

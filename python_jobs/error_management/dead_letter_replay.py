@@ -49,7 +49,7 @@ from python_jobs.shared.records.dead_letters import (
 )
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE, UNREADABLE
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import named_column, named_columns, timestamp_literal
+from python_jobs.shared.spark.sql_text import columns_of, named_column, named_columns, timestamp_literal
 
 _LETTER = "__letter"
 
@@ -147,7 +147,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
                 # The first part lets Delta skip files without replayed rows, by their statistics.
                 f"t.{REPLAY}.dead_letter_id is not null "
                 f"and t.{REPLAY}.dead_letter_id = s.{REPLAY}.dead_letter_id",
-            ).whenNotMatchedInsertAll().execute()
+            ).whenNotMatchedInsert(values=columns_of("s", rows.columns)).execute()
             letters.alias("t").merge(
                 updates.alias("s"), "t.dead_letter_id = s.dead_letter_id"
             ).whenMatchedUpdate(

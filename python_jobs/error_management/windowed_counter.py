@@ -60,6 +60,7 @@ from python_jobs.shared.delta.tables import delta_table, read_table
 from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import (
+    columns_of,
     identifier,
     named_column,
     named_columns,
@@ -159,7 +160,10 @@ class WindowReviser(BatchFunction):
                 "revision": "t.revision + 1",
                 "revised_at": "s.revised_at",
             }
-            merge.whenMatchedUpdate("t.events <> s.events", changes).whenNotMatchedInsertAll().execute()
+            new = columns_of("s", counts.columns)
+            merge.whenMatchedUpdate("t.events <> s.events", changes).whenNotMatchedInsert(
+                values=new
+            ).execute()
 
 
 def first_revisions(counts: DataFrame, now: dt.datetime) -> DataFrame:

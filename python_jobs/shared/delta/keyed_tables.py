@@ -12,12 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from delta.tables import DeltaMergeBuilder, DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.shared.delta.streams import create_table, nullable
 from python_jobs.shared.delta.tables import delta_table
 from python_jobs.shared.delta.touched_dates import among, dates_of
-from python_jobs.shared.spark.sql_text import identifier, same_columns
+from python_jobs.shared.spark.sql_text import columns_of, identifier, same_columns
 
 
 class KeyedSink(ABC):
@@ -66,13 +66,15 @@ class DeltaSink(KeyedSink):
         self._replaces = _replaces(version, final)
         # Not below the first version column, such as the release.
         self._corrects = f"{_values('s', version[:1])} >= {_values('t', version[:1])}" if version else "true"
-        self._columns = rows.columns
+        self._columns = columns_of("s", rows.columns)
 
     def write(self, rows: DataFrame, run: int) -> None:
         """Merge the rows in one commit, or do nothing without rows; with a ``date`` they are read twice."""
         merge = self._merge(rows)
         if merge is not None:
-            merge.whenMatchedUpdateAll(self._replaces).whenNotMatchedInsertAll().execute()
+            merge.whenMatchedUpdate(self._replaces, self._columns).whenNotMatchedInsert(
+                values=self._columns
+            ).execute()
 
     def correct(self, rows: DataFrame, is_gone: str, within: str = "") -> None:
         """Replace, add and delete rows by key in one commit, or do nothing without rows.
@@ -89,14 +91,11 @@ class DeltaSink(KeyedSink):
         merge = self._merge(rows, within)
         if merge is None:
             return
-        columns: dict[str, str | Column] = {
-            identifier(name): f"s.{identifier(name)}" for name in self._columns
-        }
         gone = f"s.{identifier(is_gone)}"
         (
             merge.whenMatchedDelete(f"{gone} and {self._corrects}")
-            .whenMatchedUpdate(f"not {gone} and {self._corrects}", columns)
-            .whenNotMatchedInsert(f"not {gone}", columns)
+            .whenMatchedUpdate(f"not {gone} and {self._corrects}", self._columns)
+            .whenNotMatchedInsert(f"not {gone}", self._columns)
             .execute()
         )
 

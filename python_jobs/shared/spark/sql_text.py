@@ -24,6 +24,17 @@ def identifier(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def columns_of(relation: str, columns: Iterable[str]) -> dict[str, str | Column]:
+    """Return the assignments of a MERGE that takes these columns from a relation.
+
+    Delta's own ``whenMatchedUpdateAll`` and ``whenNotMatchedInsertAll`` fail on a name with a backtick.
+
+    >>> columns_of("s", ["a b"])
+    {'`a b`': 's.`a b`'}
+    """
+    return {identifier(name): f"{relation}.{identifier(name)}" for name in columns}
+
+
 def named_column(name: str, of: str | None = None) -> Column:
     """Return a column by its whole name, which may have any characters; ``of`` is the struct or relation around it."""
     return F.col(identifier(name) if of is None else f"{identifier(of)}.{identifier(name)}")
