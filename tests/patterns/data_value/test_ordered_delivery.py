@@ -90,6 +90,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(EVENTS)
 def test_bins_hold_all_events_each_key_once_and_in_its_order(events: list[Event]) -> None:
     bins = packed(events)

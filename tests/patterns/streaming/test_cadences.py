@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from python_jobs.shared.core.failures import WrongUse
@@ -40,6 +40,7 @@ def test_the_services_of_the_guide_get_their_mode(
     assert (choice.mode, choice.cadence, choice.interval) == (mode, cadence, interval)
 
 
+@settings(deadline=None)
 @given(seconds=st.integers(2, 200_000), windows=st.booleans())
 def test_a_result_is_there_within_two_intervals_and_more_time_never_costs_more(
     seconds: int, windows: bool
