@@ -70,7 +70,7 @@ def test_one_session_and_separate_processes_give_the_same_tables_and_a_rerun_bui
     (hour / "late.json").write_text(json.dumps(line) + "\n", encoding="utf-8")
     _, printed = demo("together")
     news = ("bronze_visits", "bronze_visits_files", "silver_visits_parsed")
-    selected = " ".join(f"source:*.{table}+" for table in news)
+    selected = " ".join(f"'source:*.{table}+'" for table in news)
     assert f"dbt build --target local --select {selected} tag:gold" in printed
     views = together.table("gold_page_views_by_hour").where("page = 'new-page'")
     assert [row.views for row in views.collect()] == [1]
