@@ -30,12 +30,12 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
-from python_jobs.shared.core.origins import ORIGIN, Origin
+from python_jobs.shared.core.origins import Origin
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.streams import empty_source, evaluated_once
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import string_literal, taken_names
+from python_jobs.shared.spark.sql_text import refuse_own_names, string_literal
 from python_jobs.streaming.corrections import (
     ACTION,
     ADDED,
@@ -47,6 +47,7 @@ from python_jobs.streaming.corrections import (
 )
 from python_jobs.streaming.positioned_rows import (
     INGESTED_AT,
+    OWN_COLUMNS,
     POSITION,
     ingested,
     lies_before,
@@ -87,9 +88,7 @@ class Parameters(ProcessingTimeParameters):
             require_at_least(0, **{f"begin.{name}": begin})
             if begin >= self.end[name]:
                 raise WrongUse(f"begin.{name} must be before end.{name}, got {begin} and {self.end[name]}")
-        taken = taken_names(self.columns, by=[*POSITION, ORIGIN, INGESTED_AT])
-        if taken:
-            raise WrongUse(f"columns can't name columns that the job writes itself: {', '.join(taken)}")
+        refuse_own_names("columns", self.columns, OWN_COLUMNS)
 
     def is_asked(self) -> Column:
         """Return the condition for records and rows of the range."""

@@ -1,7 +1,7 @@
 """Sinks of a batch beside its main table: each gets the result of its own query over the batch's rows.
 
 A Delta table takes each batch of a writer once. Delta skips every batch whose number isn't above the writer's last one,
-so the batches of a sink must come in order: a batch that is written behind a later one would be lost without a word.
+so the batches of a sink must come in order: a batch that is written behind a later one would be lost silently.
 """
 
 from __future__ import annotations

@@ -19,21 +19,16 @@ from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
-from python_jobs.shared.spark.times import with_timestamp
+from python_jobs.shared.spark.times import EXACT_JSON, with_timestamp
 
 WINDOW_START, WINDOW_END, EVENTS = "window_start", "window_end", "events"
 EVENT_TIME, EVENT_DATE = "event_time", "event_date"
 _OWN = (WINDOW_START, WINDOW_END, EVENTS, EVENT_TIME, EVENT_DATE)
 _TIME, _WINDOW, _NEWEST = "__event_time", "__window", "__newest"
 _DAY = dt.timedelta(days=1)
+
+
 # A reader sees the same fields in each record, and all digits of a time: Spark would leave out NULL and microseconds.
-_JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timeZone": "UTC",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Definition:
     """What the rows of a gold table are, whatever the cadence of the job."""
@@ -205,7 +200,7 @@ def as_message(rows: DataFrame, key: list[str]) -> DataFrame:
 
 
 def _json(names: list[str]) -> Column:
-    return F.to_json(F.struct(*named_columns(names)), _JSON)
+    return F.to_json(F.struct(*named_columns(names)), EXACT_JSON)
 
 
 def _repeated(names: list[str]) -> list[str]:

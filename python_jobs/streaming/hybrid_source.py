@@ -46,7 +46,6 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.json_text import json_text
-from python_jobs.shared.core.origins import ORIGIN
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -72,11 +71,10 @@ from python_jobs.shared.kafka.topics import (
 )
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import taken_names
+from python_jobs.shared.spark.sql_text import refuse_own_names
 from python_jobs.streaming.harmonised_columns import require_same_types
 from python_jobs.streaming.positioned_rows import (
-    INGESTED_AT,
-    POSITION,
+    OWN_COLUMNS,
     ingested,
     lies_before,
     positioned_rows,
@@ -129,11 +127,7 @@ class Parameters(StreamParameters):
                 "history_columns and live_columns must name the same columns in the same order, got "
                 f"{', '.join(self.history_columns)} and {', '.join(self.live_columns)}"
             )
-        taken = taken_names(self.history_columns, by=[*POSITION, ORIGIN, INGESTED_AT])
-        if taken:
-            raise WrongUse(
-                f"history_columns can't name columns that the job writes itself: {', '.join(taken)}"
-            )
+        refuse_own_names("history_columns", self.history_columns, OWN_COLUMNS)
         refuse_secrets(self.consumer)
 
     @property

@@ -12,12 +12,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import WrongUse
-from python_jobs.shared.core.origins import Origin
+from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.spark.times import stamped
 from python_jobs.streaming.harmonised_columns import harmonised
 
 POSITION = ("topic", "partition", "offset")
 INGESTED_AT = "ingested_at"
+OWN_COLUMNS = (*POSITION, ORIGIN, INGESTED_AT)
+"""Columns that such a row has beside those of the expressions."""
 
 
 def positioned_rows(records: DataFrame, columns: Mapping[str, str], origin: Origin) -> DataFrame:

@@ -62,7 +62,7 @@ class CompactionPolicy:
 
     @property
     def target_bytes(self) -> int:
-        """Size up to which files are merged, in MB."""
+        """Size up to which files are merged."""
         return int(self.target_file_mb * _MB)
 
 

@@ -23,7 +23,7 @@ from python_jobs.shared.core.sessions import CLOSED, OPEN
 from python_jobs.shared.delta.keys import surrogate_key
 from python_jobs.shared.records.event_times import absence, first_error, not_utf8
 from python_jobs.shared.spark.expressions import resolved
-from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, refuse_own_names
 from python_jobs.shared.spark.times import with_timestamp
 
 # The key's columns have names that the user chose.
@@ -72,9 +72,7 @@ class SessionRecords:
         parse_duration(self.gap)
         if not self.key:
             raise WrongUse("key is empty; it takes one column or more, each with its expression")
-        taken = taken_names(self.key, by=self.own_columns())
-        if taken:
-            raise WrongUse(f"key can't name columns that the job writes itself: {', '.join(taken)}")
+        refuse_own_names("key", self.key, self.own_columns())
 
     @classmethod
     def own_columns(cls) -> Sequence[str]:

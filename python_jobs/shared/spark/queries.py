@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
-from python_jobs.shared.spark.expressions import first_line as first_line  # also where it was
+from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.jvm import engine_errors
 
 # States of SQL's standard: an error at a value, and one that the query itself raises.

@@ -55,6 +55,17 @@ def taken_names(names: Iterable[str], by: Iterable[str]) -> list[str]:
     return [name for name in names if name.lower() in lowered]
 
 
+def refuse_own_names(parameter: str, names: Iterable[str], own: Iterable[str]) -> None:
+    """Refuse a parameter that names a column of ``own``, the columns that a job adds, in any case of letters.
+
+    Raises:
+        WrongUse: it does.
+    """
+    taken = taken_names(names, by=own)
+    if taken:
+        raise WrongUse(f"{parameter} can't name columns that the job writes itself: {', '.join(taken)}")
+
+
 def require_free_names(names: Iterable[str], own: Iterable[str]) -> None:
     """Refuse rows that already have a column of ``own``, the columns that a job adds, in any case of letters.
 
