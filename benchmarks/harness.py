@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -177,7 +178,11 @@ def measure(comparison: Comparison) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Cores that this process may use, memory in GiB, processor, and the versions of what is measured."""
+    """Cores that this process may use, memory in GiB, processor, its speed, and the versions of what is measured.
+
+    `loop_seconds` is one core's time for ``timeit("sum(range(1000000))", number=50)``: machines of the same name, and
+    one machine at two times of a day, differ by a factor of two.
+    """
     memory_kib = next(
         int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line
     )
@@ -192,6 +197,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory_kib / 2**20, 1),
         "processor": models[0] if models else platform.machine(),
         "load_before": round(os.getloadavg()[0], 1),
+        "loop_seconds": round(timeit.timeit("sum(range(1000000))", number=50), 2),
         "python": platform.python_version(),
         "java": java.stderr.split('version "')[1].split('"')[0],
         **{package: importlib.metadata.version(package) for package in PACKAGES},
