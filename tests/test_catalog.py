@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mutations.runner import committed_mutations
+from tests.mutations.committed import committed_mutations
 from tests.support.pytest_ids import REPOSITORY, names_a_test
 from tests.support.snippets import MARKER, claimed
 from tools.catalog import FAMILIES, Behaviour, Pattern, patterns

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from tests.mutations.runner import committed_mutations
+from tests.mutations.committed import committed_mutations
 from tests.support.snippets import claimed
 from tools.catalog import patterns
 from tools.findings import PYTHON_FOLDERS, ROOT

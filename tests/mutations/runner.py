@@ -1,9 +1,9 @@
-"""Applies committed mutations one by one and requires the test that each names to turn red.
+"""Applies committed mutations and requires the test that each names to turn red.
 
-A mutation (`tests/mutations/<family>.yml`) is `{id, file, find, replace, test}`: the text `find`, which
-occurs once in `file`, becomes `replace`. It is applied to a copy of the tree, never to the tree itself. With
-`unparsable: true` SQL that can't be parsed counts as noticed, for a name or a text that loses its quotes.
-Before that the named tests run on an unchanged copy and must be green: one that is always red proves nothing.
+A mutation (tests/mutations/committed.py) is applied to a copy of the tree, never to the tree itself. Before that the
+named tests run on an unchanged copy and must be green: one that is always red proves nothing. Mutations whose tests
+can't see each other's files share a copy and a process, because most of a test's time is the start of Spark
+(tests/mutations/independent.py); one that isn't noticed there runs again alone.
 tests/mutations/failures.py lists the errors that count as noticed, such as a failed assertion, and the runner prints
 which one it was. A mutation whose test fails in another way is `BROKEN`: its code can't run.
 
@@ -19,51 +19,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from tests.mutations.committed import Mutation, committed_mutations, sample
 from tests.mutations.failures import FailureKind, read_failures
-from tests.support.pytest_ids import REPOSITORY, names_a_test
+from tests.mutations.independent import independent
+from tests.support.pytest_ids import REPOSITORY
 from tools.git_files import git_files
 
 WORKERS = 2
 PYTEST = ["-o", "addopts=", "-q", "-p", "no:cacheprovider", "-p", "tests.mutations.failures"]
 TEST_FAILED = 1  # pytest's exit code; others mean that the test did not run
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """One deliberate defect and the test that must notice it."""
-
-    id: str
-    file: str
-    find: str
-    replace: str
-    test: str
-    unparsable: bool = False
-    """Whether SQL that can't be parsed is notice, because the defect is a name or a text without its quotes."""
-
-    def mutated(self, text: str) -> str:
-        """Return the file's text with the defect."""
-        return text.replace(self.find, self.replace)
-
-    def problem(self, repository: Path = REPOSITORY) -> str | None:
-        """Return why the mutation can't be applied as it stands, in one sentence, or None."""
-        path = repository / self.file
-        if not path.is_file():
-            return f"{self.id}: there is no file {self.file}"
-        count = path.read_text(encoding="utf-8").count(self.find)
-        if count != 1:
-            return f"{self.id}: the text to find occurs {count} times in {self.file}, it must occur once"
-        if self.find == self.replace:
-            return f"{self.id}: it changes nothing"
-        if not names_a_test(self.test, repository):
-            return f"{self.id}: there is no test {self.test}"
-        return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,32 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if run(chosen) else 1
 
 
-def committed_mutations(folder: Path = Path(__file__).parent) -> list[Mutation]:
-    """Return the mutations of every family, in file order."""
-    return [
-        Mutation(**entry)
-        for path in sorted(folder.glob("*.yml"))
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8")) or []
-    ]
-
-
-def sample(mutations: list[Mutation], size: int, day: dt.date) -> list[Mutation]:
-    """Return `size` mutations for `day`: consecutive days go round, so each has its turn."""
-    start = day.toordinal() * size
-    return [mutations[(start + i) % len(mutations)] for i in range(min(size, len(mutations)))]
-
-
 def run(mutations: list[Mutation]) -> bool:
-    """Run the named tests on an unchanged copy, then each mutation's; return whether all were noticed."""
-    tests = sorted({mutation.test for mutation in mutations}, key=_place)
-    code, output, _ = run_tests(tests)
+    """Run the named tests on an unchanged copy, then the mutations'; return whether all were noticed."""
+    code, output, _ = run_tests(_tests_of(mutations))
     if code != 0:
         print(f"the tests must be green without a mutation, pytest's exit code is {code}:\n{output}")
         return False
     with ThreadPoolExecutor(WORKERS) as pool:
-        results = list(pool.map(_noticed, mutations))
+        results = [found for group in pool.map(_noticed, independent(mutations)) for found in group]
     print(f"{sum(results)} of {len(results)} mutations noticed")
     return all(results)
+
+
+def _tests_of(mutations: Iterable[Mutation]) -> list[str]:
+    return sorted({mutation.test for mutation in mutations}, key=_place)
 
 
 def _place(test: str) -> tuple[str, int]:
@@ -123,32 +79,60 @@ def _place(test: str) -> tuple[str, int]:
     return path, (REPOSITORY / path).read_text(encoding="utf-8").index(f"def {name.partition('[')[0]}(")
 
 
-def _noticed(mutation: Mutation) -> bool:
-    code, output, failures = run_tests([mutation.test], mutation)
-    reasons = sorted(
-        {reason for failure in failures if (reason := failure.reason(unparsable=mutation.unparsable))}
-    )
-    noticed = code == TEST_FAILED and bool(reasons)
-    errors = ", ".join(sorted({failure.error for failure in failures}))
+def _noticed(mutations: Sequence[Mutation]) -> list[bool]:
+    """Run mutations together, and alone what wasn't noticed; return for each whether it was."""
+    if len(mutations) == 1:
+        return [_noticed_alone(mutations[0])]
+    code, _, failures = run_tests(_tests_of(mutations), mutations)
+    results = []
+    for mutation in mutations:
+        of_test = [failure for failure in failures if mutation.is_tested_by(failure.test)]
+        is_noticed = code == TEST_FAILED and bool(_reasons(mutation, of_test))
+        if is_noticed:
+            _print_noticed(mutation, of_test)
+        results.append(is_noticed or _noticed_alone(mutation))
+    return results
+
+
+def _noticed_alone(mutation: Mutation) -> bool:
+    code, output, failures = run_tests([mutation.test], [mutation])
+    noticed = code == TEST_FAILED and bool(_reasons(mutation, failures))
     if noticed:
-        print(f"noticed   {mutation.id} ({errors}: {', '.join(reasons)})", flush=True)
+        _print_noticed(mutation, failures)
     elif code == 0:
         print(f"SURVIVED  {mutation.id}: {mutation.test} stayed green", flush=True)
     elif code == TEST_FAILED:
-        print(f"BROKEN    {mutation.id}: no error of its test counts ({errors})\n{output}", flush=True)
+        print(
+            f"BROKEN    {mutation.id}: no error of its test counts ({_errors(failures)})\n{output}",
+            flush=True,
+        )
     else:
         print(f"BROKEN    {mutation.id}: pytest's exit code is {code}\n{output}", flush=True)
     return noticed
 
 
-def run_tests(tests: list[str], mutation: Mutation | None = None) -> tuple[int, str, list[FailureKind]]:
-    """Run pytest on a fresh copy of the tree, mutated if given; return exit code, end of output and the failures."""
+def _print_noticed(mutation: Mutation, failures: Sequence[FailureKind]) -> None:
+    why = f"{_errors(failures)}: {', '.join(_reasons(mutation, failures))}"
+    print(f"noticed   {mutation.id} ({why})", flush=True)
+
+
+def _errors(failures: Sequence[FailureKind]) -> str:
+    return ", ".join(sorted({failure.error for failure in failures}))
+
+
+def _reasons(mutation: Mutation, failures: Sequence[FailureKind]) -> list[str]:
+    reasons = {failure.reason(unparsable=mutation.unparsable) for failure in failures}
+    return sorted(reasons - {""})
+
+
+def run_tests(tests: Sequence[str], mutations: Sequence[Mutation] = ()) -> tuple[int, str, list[FailureKind]]:
+    """Run pytest on a fresh copy of the tree with the mutations; return exit code, end of output and the failures."""
     with tempfile.TemporaryDirectory(prefix="mutation_") as folder:
         copy = Path(folder) / "tree"
         for file in _files():
             (copy / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / file, copy / file, follow_symlinks=False)
-        if mutation:
+        for mutation in mutations:
             path = copy / mutation.file
             path.write_text(mutation.mutated(path.read_text(encoding="utf-8")), encoding="utf-8")
         done = subprocess.run(

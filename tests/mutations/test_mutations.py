@@ -11,12 +11,13 @@ import pytest
 
 from python_jobs.shared.core.failures import WrongUse
 from tests.mutations import runner
+from tests.mutations.committed import Mutation, committed_mutations, sample
 from tests.mutations.failures import FailureKind, Frame, counts_as
-from tests.mutations.runner import Mutation, committed_mutations, sample
+from tests.mutations.independent import independent
 from tests.support.pytest_ids import REPOSITORY
 
 ONE = Mutation("m-1", "code.py", "a < b", "a <= b", "tests/test_code.py::test_less")
-
+OTHER = Mutation("m-2", "other.py", "b > a", "b >= a", "tests/test_other.py::test_more")
 
 FAILED = FailureKind(ONE.test, "AssertionError", "assert 1 == 2", "a failed assertion")
 
@@ -78,6 +79,14 @@ def test_a_stale_mutation_is_refused(repository: Path, change: dict[str, str], p
     assert replace(ONE, **change).problem(repository) == problem
 
 
+def test_a_sample_has_mutations_of_many_files() -> None:
+    ten = [replace(ONE, id=str(number)) for number in range(10)]
+    (drawn,) = {
+        frozenset(int(m.id) // 5 for m in sample(ten, 2, dt.date(2026, 11, day))) for day in range(1, 6)
+    }
+    assert drawn == {0, 1}, "one of the first half and one of the second"
+
+
 def test_consecutive_samples_go_round() -> None:
     five = [replace(ONE, id=str(number)) for number in range(5)]
     days = [dt.date(2026, 11, 27) + dt.timedelta(days=n) for n in range(5)]
@@ -105,9 +114,80 @@ def test_only_a_red_test_after_a_green_one_counts(
 ) -> None:
     answers = iter(codes)
     monkeypatch.setattr(runner, "REPOSITORY", repository)
-    monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: (next(answers), "", [FAILED]))
+    monkeypatch.setattr(runner, "run_tests", lambda tests, mutations=(): (next(answers), "", [FAILED]))
     assert runner.run([ONE]) is passed
     assert said in capsys.readouterr().out
+
+
+def together(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[tuple[Mutation, ...], tuple[int, str, list[FailureKind]]]
+) -> bool:
+    """Run two mutations as one group; `answers` are the results of the processes by their mutations."""
+    monkeypatch.setattr(runner, "independent", lambda mutations: [mutations])
+    monkeypatch.setattr(runner, "_tests_of", lambda mutations: [mutation.test for mutation in mutations])
+    monkeypatch.setattr(runner, "run_tests", lambda tests, mutations=(): answers.pop(tuple(mutations)))
+    is_noticed = runner.run([ONE, OTHER])
+    assert answers == {}, "each process was started"
+    return is_noticed
+
+
+def test_mutations_that_go_together_are_noticed_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = [FAILED, replace(FAILED, test=f"{OTHER.test}[one case]", error="WrongUse")]
+    assert together(monkeypatch, {(): (0, "", []), (ONE, OTHER): (1, "", failures)})
+    assert "noticed   m-1 (AssertionError: a failed assertion)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "failures", "alone", "said"),
+    [
+        (1, [FAILED], [OTHER], "SURVIVED  m-2: tests/test_other.py::test_more stayed green"),
+        (1, [FAILED, replace(FAILED, test=f"{OTHER.test}_and_more")], [OTHER], "SURVIVED  m-2"),
+        (1, [FAILED, replace(FAILED, test=OTHER.test, counts_as="")], [OTHER], "SURVIVED  m-2"),
+        (2, [FAILED], [ONE, OTHER], "SURVIVED  m-1"),
+    ],
+)
+def test_what_is_not_noticed_among_others_runs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
+    failures: list[FailureKind],
+    alone: list[Mutation],
+    said: str,
+) -> None:
+    first = {(): (0, "", []), (ONE, OTHER): (code, "", failures)}
+    assert not together(monkeypatch, {**first, **{(mutation,): (0, "", []) for mutation in alone}})
+    assert said in capsys.readouterr().out
+
+
+@pytest.fixture
+def three_tests(tmp_path: Path) -> Path:
+    """A tree in which `both` sees two files, and each other test sees one."""
+    for name, text in {
+        "python_jobs/ingestion/loader.py": "A = 1",
+        "python_jobs/ingestion/proxy.py": "B = 1",
+        "macros/overrides.sql": "{% macro spark__persist_docs(relation) %}{% endmacro %}",
+        "tests/test_loader.py": "from python_jobs.ingestion import loader",
+        "tests/test_proxy.py": "from python_jobs.ingestion import proxy",
+        "tests/test_both.py": "from python_jobs.ingestion import loader, proxy",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_group_has_no_test_that_sees_another_mutation(three_tests: Path) -> None:
+    loader, proxy, both = (
+        replace(ONE, id=name, file=f"python_jobs/ingestion/{file}.py", test=f"tests/test_{name}.py::test_a")
+        for name, file in (("loader", "loader"), ("proxy", "proxy"), ("both", "loader"))
+    )
+    override = replace(loader, id="override", file="macros/overrides.sql", test="tests/test_docs.py::test_a")
+    groups = independent([loader, both, proxy, override], three_tests)
+    assert groups == [[loader, proxy], [both], [override]]
+    assert independent([override], three_tests) == [[override]]
+    many = [replace(loader, id=str(n)) for n in range(2)]
+    assert independent(many, three_tests) == [[many[0]], [many[1]]], "one file has one defect"
 
 
 OURS = Frame("python_jobs/shared/delta/merge.py", "merge.execute()")
@@ -210,7 +290,7 @@ def test_a_mutation_whose_code_can_not_run_is_broken(
 ) -> None:
     answers = iter([(0, "", []), (1, "the trace", [FailureKind(ONE.test, "NameError", "name 'c'", "")])])
     monkeypatch.setattr(runner, "REPOSITORY", repository)
-    monkeypatch.setattr(runner, "run_tests", lambda tests, mutation=None: next(answers))
+    monkeypatch.setattr(runner, "run_tests", lambda tests, mutations=(): next(answers))
     assert runner.run([ONE]) is False
     assert "BROKEN    m-1: no error of its test counts (NameError)\nthe trace" in capsys.readouterr().out
 
@@ -224,11 +304,11 @@ def test_the_copy_is_mutated_and_the_tree_is_not() -> None:
         "return not",
         "tests/mutations/test_mutations.py::test_a_sound_mutation_has_no_problem",
     )
-    before = (runner.REPOSITORY / mutation.file).read_text()
+    before = (REPOSITORY / mutation.file).read_text()
     assert runner.run_tests([mutation.test])[0] == 0
-    code, _, failures = runner.run_tests([mutation.test], mutation)
+    code, _, failures = runner.run_tests([mutation.test], [mutation])
     assert code == runner.TEST_FAILED
     assert [(failure.error, failure.counts_as) for failure in failures] == [
         ("AssertionError", "a failed assertion")
     ]
-    assert (runner.REPOSITORY / mutation.file).read_text() == before
+    assert (REPOSITORY / mutation.file).read_text() == before
