@@ -333,7 +333,8 @@ def test_the_command_of_the_page(broker: Broker, pair: Any) -> None:
         ["bash", "-c", text], cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert len(replica(broker, target, 8)) == 8
+        _until(lambda: program.poll() is not None or _count(broker, target) >= 8)
+        assert len(broker.records(target)) == 8
         program.terminate()
         out, err = program.communicate(timeout=30)
         assert program.returncode == 0, err

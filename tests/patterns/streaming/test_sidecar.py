@@ -365,8 +365,10 @@ def idle(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Idle:
         query, writer = job.start(spark, params)
         eventually(lambda: writer.batches, 60)
     try:
-        eventually(lambda: writer.as_dict()["missing"] == {}, 60)
-        eventually(lambda: len(writer.batches) > 2 and len(query.recentProgress) > 2, 60)
+        eventually(lambda: not query.isActive or writer.as_dict()["missing"] == {}, 60)
+        eventually(
+            lambda: not query.isActive or (len(writer.batches) > 2 and len(query.recentProgress) > 2), 60
+        )
     finally:
         query.stop()
     return Idle(writer, [progress.numInputRows for progress in query.recentProgress[1:3]], folder)
