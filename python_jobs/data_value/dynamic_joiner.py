@@ -80,7 +80,7 @@ from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
-from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
+from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, refuse_own_names
 from python_jobs.shared.spark.times import stamped, with_timestamp
 
 JOIN_ID, LEFT_TIME, RIGHT_TIME, LEFT_DATE, VERSION, WRITTEN_AT = OWN_COLUMNS = (
@@ -198,11 +198,8 @@ class Parameters(DeadLetterStream):
 
     def _check_columns(self) -> None:
         names = [*self.left_columns, *self.right_columns]
-        taken = taken_names(names, by=(*OWN_COLUMNS, ERROR_CLASS, ERROR_MESSAGE))
-        if taken:
-            raise WrongUse(
-                f"left_columns and right_columns can't name columns of the job: {', '.join(taken)}"
-            )
+        own = (*OWN_COLUMNS, ERROR_CLASS, ERROR_MESSAGE)
+        refuse_own_names("left_columns and right_columns", names, own)
         if len({name.lower() for name in names}) < len(names):
             raise WrongUse(
                 f"left_columns and right_columns must have different names, got {', '.join(names)}"

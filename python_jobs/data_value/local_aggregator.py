@@ -59,7 +59,6 @@ from python_jobs.data_value.partition_groups import (
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
 from python_jobs.shared.core.json_text import json_text
-from python_jobs.shared.delta.checkpoints import claim
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -70,12 +69,12 @@ from python_jobs.shared.delta.streams import (
     create_table,
     evaluated_once,
     nullable,
-    start_query,
 )
-from python_jobs.shared.delta.tables import delta_table, table_id
+from python_jobs.shared.delta.tables import delta_table
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, read_topics, source_failure
+from python_jobs.shared.kafka.topic_streams import TopicStream
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, source_failure
 from python_jobs.shared.records.dead_letters import dead_letters
 from python_jobs.shared.records.event_times import absence, first_error
 from python_jobs.shared.records.json_records import ERROR_CLASS
@@ -283,10 +282,23 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Grou
         NotReady: no broker answers, or the topic doesn't exist.
         WrongUse: the topic has another number of partitions than agreed, a table has another schema, or the checkpoint
             belongs to another query.
+        DataRefused: the topic was recreated.
     """
-    settings = consumer_settings(params.bootstrap_servers, params.consumer)
-    topics = StreamedTopics(spark, [params.topic], settings, _WAY_OUT)
-    topics.require_checkpoint(params.checkpoint)
+    stream = TopicStream(
+        job="local_aggregator",
+        topics=[params.topic],
+        settings=consumer_settings(params.bootstrap_servers, params.consumer),
+        way_out=_WAY_OUT,
+        writes={"target": params.target, "dead_letter table": params.dead_letter},
+        appends_to=[params.dead_letter],
+        meaning={"rules": json_text([params.key, params.event_time, params.value, params.partitions])},
+        checkpoint=params.checkpoint,
+        trigger=params.trigger,
+        max_records_per_trigger=params.max_records_per_trigger,
+        # A whole partition is one task: a TopicStream sets no minPartitions and the like, which would split it.
+        transform=lambda records: aggregated(bronze_rows(records, 0, {}), params),
+    )
+    topics = stream.describe(spark)
     observed = topics.described[params.topic].partitions
     if observed != params.partitions:
         raise WrongUse(
@@ -299,21 +311,8 @@ def start(spark: SparkSession, params: Parameters) -> tuple[StreamingQuery, Grou
     create_table(spark, params.target, spark.createDataFrame([], TARGET_TYPE).schema)
     dead = dead_letters(none, _RECORD, 0, params.job_name, params.job_version, "1970-01-01")
     create_table(spark, params.dead_letter, nullable(dead.schema))
-    contract = {
-        "job": "local_aggregator",
-        "target": table_id(spark, params.target),
-        "dead_letter table": table_id(spark, params.dead_letter),
-        "rules": json_text([params.key, params.event_time, params.value, params.partitions]),
-        **topics.contract,
-    }
-    writer = GroupWriter(
-        spark, params, topics, claim(spark, params.checkpoint, contract, [params.dead_letter])
-    )
-    earliest = {(params.topic, partition): -2 for partition in range(observed)}
-    # A whole partition is one task: read_topics sets no minPartitions and the like, which would split it.
-    records = read_topics(spark, [params.topic], settings, earliest, params.max_records_per_trigger)
-    stream = aggregated(bronze_rows(records, 0, {}), params)
-    return start_query(stream, writer, params.checkpoint, params.trigger), writer
+    writer = GroupWriter(spark, params, topics, stream.claim(spark, topics))
+    return stream.start(spark, topics, writer), writer
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
@@ -48,7 +48,6 @@ from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
 from python_jobs.shared.core.paths import absolute, is_path
-from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import is_committed, latest_version, transaction_versions
 from python_jobs.shared.delta.streams import (
     BatchFunction,
@@ -56,12 +55,12 @@ from python_jobs.shared.delta.streams import (
     append,
     await_end,
     batch_options,
-    start_query,
 )
-from python_jobs.shared.delta.tables import read_table, table_exists, table_id
+from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, read_topics, source_failure
+from python_jobs.shared.kafka.topic_streams import StartingOffsets, TopicStream
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, source_failure
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import taken_names
@@ -72,8 +71,6 @@ _PROPERTIES = {
     "delta.dataSkippingStatsColumns": "topic,partition,offset,timestamp,ingested_at",
 }
 _WAY_OUT = "append the new topic's records to another target with a new checkpoint"
-# Spark's numbers for "from the first offset" and "from the end" of one partition.
-_STARTS = {"earliest": -2, "latest": -1}
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Parameters(TriggerParameters, ProcessingTimeParameters, PostgresParameters
     """Bronze table, by path or catalog name; created if absent."""
     checkpoint: str
     """Folder of the stream's progress: one for each target, kept as long as the target."""
-    starting_offsets: Literal["earliest", "latest"] = "earliest"
+    starting_offsets: StartingOffsets = "earliest"
     """Start position in a partition without a record in the target."""
     fail_on_data_loss: bool = True
     """Whether the job ends if records expired before they were read; false continues without them."""
@@ -192,33 +189,29 @@ def start(
             leaves out values that can't be told from NULL.
         DataRefused: a topic was deleted and recreated since the checkpoint or the target got its records.
     """
-    settings = consumer_settings(params.bootstrap_servers, params.consumer)
-    topics = StreamedTopics(spark, params.topics, settings, _WAY_OUT)
-    topics.require_checkpoint(params.checkpoint)
+    stream = TopicStream(
+        job="change_data_capture",
+        topics=params.topics,
+        settings=consumer_settings(params.bootstrap_servers, params.consumer),
+        way_out=_WAY_OUT,
+        writes={"target": params.target},
+        appends_to=[],
+        checkpoint=params.checkpoint,
+        starting_offsets=params.starting_offsets,
+        trigger=params.trigger,
+        max_records_per_trigger=params.max_records_per_trigger,
+        fail_on_data_loss=params.fail_on_data_loss,
+    )
+    topics = stream.describe(spark)
     if params.postgres is not None:
         require_replica_identities(spark, params.postgres, params.topics)
     is_new = _prepare_target(spark, params)
     topics.require_written_by([] if is_new else list(transaction_versions(spark, params.target)))
-    contract = {
-        "job": "change_data_capture",
-        "target": table_id(spark, params.target),
-        **topics.contract,
-    }
-    writer_id = topics.writer(claim(spark, params.checkpoint, contract))
+    writer_id = stream.claim(spark, topics)
     last_ingested_at = 0 if is_new else _last_ingested_at(spark, params.target)
     appender = Appender(spark, params, topics, writer_id, last_ingested_at, after_batch)
-    begins = None
-    if not has_progress(spark, params.checkpoint):
-        held = {} if is_new else _next_offsets(spark, params)
-        begins = {
-            place: held.get(place, _STARTS[params.starting_offsets])
-            for name, topic in topics.described.items()
-            for place in ((name, number) for number in range(topic.partitions))
-        }
-    records = read_topics(
-        spark, params.topics, settings, begins, params.max_records_per_trigger, params.fail_on_data_loss
-    )
-    return start_query(records, appender, params.checkpoint, params.trigger), appender
+    query = stream.start(spark, topics, appender, lambda: {} if is_new else _next_offsets(spark, params))
+    return query, appender
 
 
 def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:

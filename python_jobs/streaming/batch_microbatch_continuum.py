@@ -48,7 +48,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from python_jobs.shared.core.dates import parse_date
 from python_jobs.shared.core.failures import DataRefused, WrongUse, given, require_at_least
 from python_jobs.shared.core.intervals import parse_duration
-from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import latest_version, until_committed
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.overwrite import overwrite
@@ -62,15 +61,10 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import delta_table, read_table, table_id
-from python_jobs.shared.kafka.bronze_records import bronze_rows
+from python_jobs.shared.kafka.bronze_records import record_columns
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import (
-    StreamedTopics,
-    producer_settings,
-    publishing_failure,
-    read_topics,
-    source_failure,
-)
+from python_jobs.shared.kafka.topic_streams import TopicStream
+from python_jobs.shared.kafka.topics import producer_settings, publishing_failure, source_failure
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.session import settings
 from python_jobs.streaming.cadences import Cadence, choose, require_cadence
@@ -81,7 +75,6 @@ DEFINITION = "lakehouse_patterns.definition"
 """Table property with the source's id and the definition of the rows."""
 _INPUT = "input"
 _TRIES = 10
-_EARLIEST = -2
 # Spark would leave out the stage that counts the records when no row is left, and its counts with it.
 _KEEP_COUNTS = {
     "spark.sql.adaptive.optimizer.excludedRules": (
@@ -330,21 +323,27 @@ def start_continuous(spark: SparkSession, params: Parameters) -> StreamingQuery:
     Raises:
         NotReady: a topic doesn't exist.
         WrongUse: the definition can't be used, or the checkpoint belongs to another query.
+        DataRefused: a topic was deleted and recreated since the checkpoint was claimed.
     """
     topic, target = given(params.topic, "topic"), given(params.target_topic, "target_topic")
     servers, checkpoint = (
         given(params.bootstrap_servers, "bootstrap_servers"),
         given(params.checkpoint, "checkpoint"),
     )
-    client = consumer_settings(servers, params.consumer)
-    topics = StreamedTopics(spark, [topic, target], client, "start again with another checkpoint")
-    partitions = range(topics.described[topic].partitions)
-    begins = (
-        None if has_progress(spark, checkpoint) else {(topic, number): _EARLIEST for number in partitions}
+    stream = TopicStream(
+        job=JOB,
+        topics=[topic],
+        target_topics=[target],
+        settings=consumer_settings(servers, params.consumer),
+        way_out="start again with another checkpoint",
+        appends_to=[],
+        meaning={"definition": params.text, "target": target},
+        checkpoint=checkpoint,
     )
-    records = bronze_rows(read_topics(spark, [topic], client, begins), 0, {}).drop("ingested_at")
+    topics = stream.describe(spark)
+    records = record_columns(stream.read(spark, topics))
     params.require_usable(records)
-    claim(spark, checkpoint, {"job": JOB, "definition": params.text, "target": target, **topics.contract})
+    stream.claim(spark, topics)
     rows = params.rows(params.usable(records))
     producer = producer_settings(servers, params.producer)
     return (

@@ -46,7 +46,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
 from python_jobs.shared.core.json_text import json_text
-from python_jobs.shared.delta.checkpoints import claim, has_progress
+from python_jobs.shared.delta.checkpoints import has_progress
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     StreamParameters,
@@ -56,17 +56,16 @@ from python_jobs.shared.delta.streams import (
     create_table,
     empty_source,
     nullable,
-    start_query,
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table, table_id
 from python_jobs.shared.kafka.bronze_records import raw_rows, record_columns
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
+from python_jobs.shared.kafka.topic_streams import TopicStream
 from python_jobs.shared.kafka.topics import (
     SOURCE_FAILURES,
     StreamedTopics,
     offset_ranges,
-    read_topics,
     source_failure,
 )
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
@@ -135,6 +134,11 @@ class Parameters(StreamParameters):
         """Settings of Kafka's Java client."""
         return consumer_settings(self.bootstrap_servers, self.consumer)
 
+    @property
+    def boundary_text(self) -> str:
+        """Return the boundary as the part of a contract: as JSON, by partition."""
+        return json_text(self.boundary, sort_keys=True)
+
     def is_history(self) -> Column:
         """Return the condition for rows of the history: a record of the topic before the boundary of its partition."""
         return lies_before(self.topic, self.boundary)
@@ -190,7 +194,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         DataRefused: the topic was deleted and recreated.
         JobFailed: the topic no longer has the boundary's records.
     """
-    topics = StreamedTopics(spark, [params.topic], params.settings, _WAY_OUT)
+    topics = _live_stream(params).describe(spark)
     _require_partitions(params, topics.described[params.topic].partitions)
     progress = HadoopFolder(spark, params.checkpoint)
     completed = progress.read_text(_DONE)
@@ -214,7 +218,7 @@ def _switch(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> 
     """Return what both phases must agree on: with another of them, records would be in neither source."""
     return {
         "target": table_id(spark, params.target),
-        "boundary": json_text(params.boundary, sort_keys=True),
+        "boundary": params.boundary_text,
         **topics.contract,
     }
 
@@ -301,7 +305,7 @@ def _run_history(spark: SparkSession, params: Parameters, topics: StreamedTopics
         writes={"target": params.target},
         appends_to=[params.target],
         # The boundary is an offset of this very topic, also when the history breaks off and the topic is recreated.
-        meaning={"boundary": json_text(params.boundary, sort_keys=True), **topics.contract},
+        meaning={"boundary": params.boundary_text, **topics.contract},
         checkpoint=_history_checkpoint(params),
         start_over=params.start_over,
         max_files_per_trigger=params.max_files_per_trigger,
@@ -312,19 +316,30 @@ def _run_history(spark: SparkSession, params: Parameters, topics: StreamedTopics
     return appender.as_dict()
 
 
+def _live_stream(params: Parameters) -> TopicStream:
+    return TopicStream(
+        job="hybrid_source, live",
+        topics=[params.topic],
+        settings=params.settings,
+        way_out=_WAY_OUT,
+        writes={"target": params.target},
+        appends_to=[params.target],
+        meaning={"boundary": params.boundary_text},
+        checkpoint=f"{params.checkpoint}/live",
+        start_over=params.start_over,
+        trigger=params.trigger,
+        max_records_per_trigger=params.max_records_per_trigger,
+        transform=params.live_rows,
+    )
+
+
 def _run_live(spark: SparkSession, params: Parameters, topics: StreamedTopics) -> dict[str, Any]:
-    checkpoint = f"{params.checkpoint}/live"
-    topics.require_checkpoint(checkpoint)
-    begins = None
-    if not has_progress(spark, checkpoint):
+    stream = _live_stream(params)
+    if not has_progress(spark, stream.checkpoint):
         _require_retained(spark, params)
-        begins = {(params.topic, int(partition)): offset for partition, offset in params.boundary.items()}
-    contract = {"job": "hybrid_source, live", **_switch(spark, params, topics)}
-    writer_id = claim(spark, checkpoint, contract, [params.target], params.start_over)
-    appender = Appender(params, topics.writer(writer_id), topics)
-    records = read_topics(spark, [params.topic], params.settings, begins, params.max_records_per_trigger)
-    query = start_query(params.live_rows(records), appender, checkpoint, params.trigger)
-    await_end(query, appender, params.topic, SOURCE_FAILURES)
+    appender = Appender(params, stream.claim(spark, topics), topics)
+    boundary = {(params.topic, int(partition)): offset for partition, offset in params.boundary.items()}
+    await_end(stream.start(spark, topics, appender, lambda: boundary), appender, params.topic, SOURCE_FAILURES)
     return appender.as_dict()
 
 

@@ -31,6 +31,7 @@ from python_jobs.streaming.harmonised_columns import harmonised, require_same_ty
 SOURCE = "source"
 """Column with the name of the input."""
 _NOTHING = "nothing"
+_WAY_OUT = "start again with another target and another checkpoint"
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,6 @@ class Input(ABC):
     def has_news(self, position: Any) -> bool:
         """Return whether there is data behind a position of a checkpoint; None is the begin."""
 
-    def require_unchanged(self) -> None:
-        """Refuse to go on if the source was recreated since the start; a Delta stream notices it itself."""
-        return
-
 
 class TableInput(Input):
     """An append-only Delta table."""
@@ -134,24 +131,23 @@ class TableInput(Input):
 class TopicInput(Input):
     """A Kafka topic, read from its first record on."""
 
-    _WAY_OUT = "start again with another target and another checkpoint"
-
     def __init__(
         self,
         spark: SparkSession,
         source: Source,
+        topics: StreamedTopics,
         settings: Mapping[str, str],
         max_records_per_trigger: int | None,
     ) -> None:
+        """Take the topics of all inputs, which one client describes."""
         super().__init__(source)
         self._spark, self._topic, self._settings = spark, str(source.topic), settings
         self._max_records = max_records_per_trigger
-        self._topics: StreamedTopics | None = None
-        try:
-            self._topics = StreamedTopics(spark, [self._topic], settings, self._WAY_OUT)
-            self.id = self._topics.described[self._topic].id
-        except NotReady as absence:
-            self.absence = str(absence)
+        self.topics = topics
+        if self._topic in topics.described:
+            self.id = topics.described[self._topic].id
+        else:
+            self.absence = topics.absences[self._topic]
 
     def no_rows(self) -> DataFrame:
         """Return no rows of the topic, with the common columns."""
@@ -159,7 +155,7 @@ class TopicInput(Input):
 
     def stream(self) -> DataFrame:
         """Return the stream of the topic's rows."""
-        partitions = self._topics.described[self._topic].partitions if self._topics else 0
+        partitions = self.topics.described[self._topic].partitions
         earliest = {(self._topic, partition): -2 for partition in range(partitions)}
         records = read_topics(self._spark, [self._topic], self._settings, earliest, self._max_records)
         return self.source.rows(record_columns(records))
@@ -174,10 +170,41 @@ class TopicInput(Input):
             ).items()
         )
 
-    def require_unchanged(self) -> None:
-        """Refuse to go on if the topic was deleted and recreated since the start."""
-        if self._topics is not None:
-            self._topics.require_unchanged()
+
+def opened(
+    spark: SparkSession,
+    sources: Sequence[Source],
+    settings: Mapping[str, str],
+    max_files_per_trigger: int | None,
+    max_records_per_trigger: int | None,
+) -> list[Input]:
+    """Return the sources as they are now, in their order.
+
+    Args:
+        spark: the session.
+        sources: the declared sources.
+        settings: settings of Kafka's Java client; without a topic they aren't used.
+        max_files_per_trigger: maximum number of a table's files in one batch; None: Delta's default.
+        max_records_per_trigger: maximum number of a topic's records in one batch; None: all available records.
+
+    Raises:
+        JobFailed: the broker refuses the client.
+    """
+    names = list(dict.fromkeys(source.topic for source in sources if source.topic is not None))
+    topics = StreamedTopics(spark, names, settings, _WAY_OUT, may_be_absent=True) if names else None
+    return [
+        TableInput(spark, source, max_files_per_trigger)
+        if topics is None or source.topic is None
+        else TopicInput(spark, source, topics, settings, max_records_per_trigger)
+        for source in sources
+    ]
+
+
+def require_unchanged(inputs: Sequence[Input]) -> None:
+    """Refuse to go on if a topic was deleted and recreated since the start; a Delta stream notices it itself."""
+    topics = next((given.topics for given in inputs if isinstance(given, TopicInput)), None)
+    if topics is not None:
+        topics.require_unchanged()
 
 
 def no_rows(inputs: Sequence[Input]) -> DataFrame:

@@ -68,7 +68,7 @@ from python_jobs.shared.kafka import topics
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import producer_settings, source_failure
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import taken_names
+from python_jobs.shared.spark.sql_text import refuse_own_names
 from python_jobs.streaming.batch_sinks import (
     BATCH_ID,
     WRITER_ID,
@@ -83,10 +83,10 @@ from python_jobs.streaming.inputs import (
     SOURCE,
     Input,
     Source,
-    TableInput,
-    TopicInput,
     no_rows,
+    opened,
     require_news,
+    require_unchanged,
     united,
 )
 from python_jobs.streaming.missing_batches import MissingBatches
@@ -168,19 +168,13 @@ class Parameters(StreamParameters):
                     f"all sources must have the same columns, got {', '.join(first.columns)} of {first.name} and "
                     f"{', '.join(source.columns)} of {source.name}"
                 )
-        taken = taken_names(first.columns, by=[ORIGIN, SOURCE, BATCH_ID, WRITER_ID, INGESTED_AT])
-        if taken:
-            raise WrongUse(f"columns can't name what the job writes itself: {', '.join(taken)}")
+        refuse_own_names("columns", first.columns, [ORIGIN, SOURCE, BATCH_ID, WRITER_ID, INGESTED_AT])
 
     def inputs(self, spark: SparkSession) -> list[Input]:
         """Return the sources as they are now."""
         settings = consumer_settings(str(self.bootstrap_servers), self.consumer)
-        return [
-            TableInput(spark, source, self.max_files_per_trigger)
-            if source.topic is None
-            else TopicInput(spark, source, settings, self.max_records_per_trigger)
-            for source in self.sources
-        ]
+        limits = (self.max_files_per_trigger, self.max_records_per_trigger)
+        return opened(spark, self.sources, settings, *limits)
 
     def batch_sinks(self) -> list[BatchSink]:
         """Return the sinks, in their order."""
@@ -235,8 +229,7 @@ class BatchWriter(BatchFunction):
         Raises:
             JobFailed: a source or a required sink failed.
         """
-        for source in self._inputs:
-            source.require_unchanged()
+        require_unchanged(self._inputs)
         with evaluated_once(rows) as kept:
             counts = self._counts(kept)
             if counts:

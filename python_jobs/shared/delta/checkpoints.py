@@ -149,8 +149,11 @@ def inherited_contract(contract: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_progress(spark: SparkSession, checkpoint: str) -> bool:
-    """Return whether a query has started a batch with ``checkpoint``."""
-    return HadoopFolder(spark, checkpoint).exists("offsets")
+    """Return whether a query has started a batch with ``checkpoint``.
+
+    A query that died before its first batch leaves an empty folder ``offsets``.
+    """
+    return any(name.isdecimal() for name in HadoopFolder(spark, checkpoint).names("offsets"))
 
 
 def batch_watermark(spark: SparkSession, checkpoint: str, batch_id: int) -> int:

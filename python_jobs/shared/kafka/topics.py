@@ -65,10 +65,34 @@ def describe_topics(
     """
     with _answers(spark, topics, settings, milliseconds) as admin:
         described = admin.describeTopics(jvm(spark).java.util.ArrayList(list(topics))).allTopicNames().get()
-        return {
-            topic: Topic(described[topic].topicId().toString(), described[topic].partitions().size())
-            for topic in topics
-        }
+        return {topic: _topic(described[topic]) for topic in topics}
+
+
+def find_topics(
+    spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str]
+) -> tuple[dict[str, Topic], dict[str, str]]:
+    """Return each topic that is there, and for each other one the sentence that says why it isn't, both by name.
+
+    Raises:
+        JobFailed: the broker refuses the client.
+    """
+    found: dict[str, Topic] = {}
+    absences: dict[str, str] = {}
+    with _answers(spark, topics, settings) as admin:
+        answers = admin.describeTopics(jvm(spark).java.util.ArrayList(list(topics))).topicNameValues()
+        for topic in topics:
+            try:
+                found[topic] = _topic(answers[topic].get())
+            except Py4JJavaError as failure:
+                sentence = _one_sentence(failure, [topic], settings["bootstrap.servers"], settings)
+                if not isinstance(sentence, NotReady):
+                    raise sentence from None
+                absences[topic] = str(sentence)
+    return found, absences
+
+
+def _topic(description: Any) -> Topic:
+    return Topic(description.topicId().toString(), description.partitions().size())
 
 
 def require_brokers(spark: SparkSession, settings: Mapping[str, str]) -> None:
@@ -82,9 +106,10 @@ class StreamedTopics:
 
     Args:
         spark: session of the stream.
-        topics: names of existing topics.
+        topics: names of topics.
         settings: settings of Kafka's Java client.
         way_out: what a reader of an old topic can do, the end of the sentence.
+        may_be_absent: whether topics that aren't there, or whose brokers don't answer, are no error.
 
     Raises:
         NotReady: no broker answers, or a topic doesn't exist.
@@ -92,10 +117,23 @@ class StreamedTopics:
     """
 
     def __init__(
-        self, spark: SparkSession, topics: Sequence[str], settings: Mapping[str, str], way_out: str
+        self,
+        spark: SparkSession,
+        topics: Sequence[str],
+        settings: Mapping[str, str],
+        way_out: str,
+        *,
+        may_be_absent: bool = False,
     ) -> None:
         self._spark, self._settings, self._way_out = spark, settings, way_out
-        self.described = describe_topics(spark, topics, settings)
+        self.described: dict[str, Topic]
+        """The topics that were there at the start."""
+        self.absences: dict[str, str] = {}
+        """Why the others weren't, in a sentence for each."""
+        if may_be_absent:
+            self.described, self.absences = find_topics(spark, topics, settings)
+        else:
+            self.described = describe_topics(spark, topics, settings)
 
     @property
     def contract(self) -> dict[str, str]:
@@ -117,6 +155,8 @@ class StreamedTopics:
 
     def require_unchanged(self) -> None:
         """Refuse to go on if a topic was deleted and recreated since the start."""
+        if not self.described:
+            return
         today = describe_topics(self._spark, list(self.described), self._settings, _PATIENT_MILLISECONDS)
         for name, topic in self.described.items():
             require_same_topic(name, {topic.id}, today[name].id, self._way_out)

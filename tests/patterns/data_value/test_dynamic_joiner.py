@@ -419,7 +419,10 @@ def test_wrong_use_is_refused_in_one_sentence(
             "the key's part page must have one type",
         ),
         ({"left_time": "nothing"}, "an expression over left can't be resolved"),
-        ({"left_columns": "{visit_id: visit_id, Version: page}"}, "can't name columns of the job: Version"),
+        (
+            {"left_columns": "{visit_id: visit_id, Version: page}"},
+            "left_columns and right_columns can't name columns that the job writes itself: Version",
+        ),
         ({"right_columns": "{ad_id: ad_id, Page: visit_page}"}, "must have different names"),
         (
             {"right_id": "[ad]"},

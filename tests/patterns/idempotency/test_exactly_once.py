@@ -106,23 +106,25 @@ def test_a_declared_stream_knows_its_tables_by_their_ids_and_asks_those_that_it_
         claimed("lost", writes={"target": source})
 
 
-# Change Data Capture goes on behind the offsets in its table, and the Checkpointer looks at its target itself.
-ASK_THEMSELVES = {"change_data_capture.py", "checkpointer.py"}
+# The Checkpointer looks at its target itself.
+ASKS_ITSELF = {"checkpointer.py"}
 # It reads a folder of files, so that it isn't declared as the stream of a table; it names its table itself.
 READS_FILES = {"api_gateway_replay.py"}
-# They read a topic, one of them in its second phase, others at a cadence or beside tables, and name their tables
-# themselves.
-READS_A_TOPIC = {"batch_microbatch_continuum.py", "hybrid_source.py", "local_aggregator.py", "sidecar.py"}
-# What the Change Data Feed publishes again is known by key and version. The Metadata Decorator writes
-# no table. A row of the Batch-Microbatch Continuum only replaces one with fewer events.
-APPEND_AGAIN = {"batch_microbatch_continuum.py", "change_data_feed.py", "metadata_decorator.py"}
+# It reads topics and tables, and names its tables itself.
+READS_BOTH = {"sidecar.py"}
+# Change Data Capture goes on behind the offsets in its table. What the Change Data Feed publishes again is known by key
+# and version. The Metadata Decorator writes no table. A row of the Batch-Microbatch Continuum only replaces one with
+# fewer events.
+APPEND_AGAIN = {
+    "batch_microbatch_continuum.py", "change_data_capture.py", "change_data_feed.py", "metadata_decorator.py",
+}  # fmt: skip
 
 
 def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
     """A stream is declared with the tables that it appends to; no other job claims a checkpoint."""
     trees = {path.name: ast.parse(path.read_text()) for path in (REPOSITORY / "python_jobs").rglob("*.py")}
     claiming = {name for name, tree in trees.items() if any(map(_is_claim, ast.walk(tree)))}
-    assert claiming == {*ASK_THEMSELVES, *READS_FILES, *READS_A_TOPIC, "table_streams.py"}
+    assert claiming == {*ASKS_ITSELF, *READS_FILES, *READS_BOTH, "table_streams.py", "topic_streams.py"}
     naming_none = {name for name, tree in trees.items() if any(map(_names_no_table, ast.walk(tree)))}
     assert naming_none == APPEND_AGAIN
     declaring = {name for name, tree in trees.items() if any(map(_is_declaration, ast.walk(tree)))}
@@ -130,7 +132,7 @@ def test_every_job_that_appends_names_its_tables_to_the_checkpoint() -> None:
         "wrapper.py", "filter_interceptor.py", "dead_letter.py", "windowed_deduplicator.py", "windowed_counter.py",
         "late_data_detector.py", "keyed_sessions.py", "change_data_feed.py", "dead_letters.py", "session_tables.py",
         "static_joiner.py", "dynamic_joiner.py", "hybrid_source.py", "bin_pack_orderer.py",
-        "metadata_decorator.py", "batch_microbatch_continuum.py",
+        "metadata_decorator.py", "batch_microbatch_continuum.py", "change_data_capture.py", "local_aggregator.py",
     }  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def _names_no_table(node: ast.AST) -> bool:
 
 
 def _is_declaration(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("TableStream", "params.stream")
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("TableStream", "TopicStream", "params.stream")
 
 
 def _is_claim(node: ast.AST) -> TypeGuard[ast.Call]:

@@ -117,6 +117,13 @@ def test_each_offset_is_there_once_whatever_happens_to_the_checkpoint(bronze):
     assert [row[0] - rows[0][0] for row in rows] == [0, 0, 1]
 
 
+def test_a_query_that_died_before_its_first_batch_begins_at_the_first_record(bronze):
+    """Spark makes the folder of offsets when it starts the query, and without a position it would begin at the end."""
+    bronze.broker.produce(bronze.topic, messages("a", "b"))
+    (Path(bronze.checkpoint) / "offsets").mkdir(parents=True)
+    assert bronze.load() == 2
+
+
 def test_records_of_three_partitions_are_there_once_in_the_order_of_their_key(bronze):
     """60 records are there before the first start, 40 come before the restart; a second query reads all by itself."""
     bronze.topic = bronze.broker.create_topic(f"{bronze.topic}_three", partitions=3)

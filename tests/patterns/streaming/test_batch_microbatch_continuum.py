@@ -26,6 +26,7 @@ from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.session_streams import written_batches
 from tests.support.snippets import snippet, snippets
+from tests.support.topics import recreate
 from tests.support.waiting import eventually
 
 PAGE = "docs/streaming.md"
@@ -457,6 +458,9 @@ def test_continuous_passes_each_record_on_as_it_arrives(
     finally:
         query.stop()
     assert passed_on() == [row("a", "10:00:00", "1.50"), row("d", "11:00:00", "4")]
+    recreate(broker, "payments", [])
+    with pytest.raises(DataRefused, match="the topic payments was deleted and .*; start again with another checkpoint$"):
+        job.start_continuous(spark, params)
 
 
 # --- wrong use ----------------------------------------------------------------------------------------------

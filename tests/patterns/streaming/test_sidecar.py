@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.ingestion import change_data_feed
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version, write_once
+from python_jobs.shared.kafka import topics as kafka_topics
 from python_jobs.streaming import batch_sinks
 from python_jobs.streaming import sidecar as job
 from python_jobs.streaming.batch_sinks import SideSink
@@ -26,6 +27,7 @@ from services.kafka import Broker, Record
 from tests.support.failing_write import failing_at
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
+from tests.support.topics import recreate
 from tests.support.waiting import eventually
 
 PAGE = "docs/streaming.md"
@@ -424,6 +426,30 @@ def parameters(folder: Path, *sources: Source, **changes: Any) -> job.Parameters
     return job.Parameters(sources=list(sources), **given)
 
 
+def test_a_recreated_topic_ends_the_batch_and_one_client_asks_for_all_topics(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    for name in ("sidecar_one", "sidecar_two"):
+        broker.create_topic(name)
+    params = parameters(
+        tmp_path,
+        *(Source(name, {"x": "payload"}, topic=f"sidecar_{name}") for name in ("one", "two", "none")),
+        bootstrap_servers=broker.bootstrap_servers,
+    )
+    inputs = params.inputs(spark)
+    assert [source.name for source in inputs if source.id is None] == ["none"]
+    assert inputs[2].absence.startswith("not every topic of sidecar_none is at ")
+    writer = job.BatchWriter(params, inputs, [], "writer", None)
+    no_rows = spark.createDataFrame([], "x string, origin string, source string")
+    with patch.object(kafka_topics, "describe_topics", wraps=kafka_topics.describe_topics) as asked:
+        writer.write(no_rows, 0)
+    assert [call.args[1] for call in asked.call_args_list] == [["sidecar_one", "sidecar_two"]]
+    recreate(broker, "sidecar_two", [])
+    refused = "the topic sidecar_two was deleted and recreated: .*; start again with another target and another"
+    with pytest.raises(DataRefused, match=refused):
+        writer.write(no_rows, 1)
+
+
 def test_a_column_of_two_types_is_refused_at_the_start_with_its_name(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -446,7 +472,7 @@ def test_a_column_of_two_types_is_refused_at_the_start_with_its_name(
         ({"sources": []}, "sources is empty"),
         ({"sources": [("a", {"x": "1"}), ("a", {"x": "1"})]}, "sources must have different names, got a, a"),
         ({"sources": [("a", {"x": "1"}), ("b", {"y": "1"})]}, "the same columns, got x of a and y of b"),
-        ({"sources": [("a", {"Batch_ID": "1"})]}, "can't name what the job writes itself: Batch_ID"),
+        ({"sources": [("a", {"Batch_ID": "1"})]}, "columns can't name columns that the job writes itself: Batch_ID"),
         ({"sources": [("a", {})]}, "the source a has no columns"),
         ({"sources": [("a/b", {"x": "1"})]}, "a source's name must be of letters"),
         ({"target": "tables/a"}, "target, missing, sinks and sources must be different"),
