@@ -40,8 +40,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -71,7 +69,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_id
 from python_jobs.shared.delta.touched_dates import among, dates_of
 from python_jobs.shared.kafka.settings import consumer_settings, java_client_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, offset_ranges, source_failure
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, offset_ranges, source_failures
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.times import with_timestamp
 
@@ -180,14 +178,10 @@ class WindowCountMerger(BatchFunction):
         """Merge one batch's counts."""
         self._before_batch()
         counts = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
-        try:
-            # Kept and read: a merge may read its source twice, and the state changes while the rows are read.
-            with evaluated_once(counts) as kept:
-                if dates := dates_of(kept, "window_date"):
-                    self._merge(kept, dates)
-        except (PySparkException, Py4JJavaError) as failure:
-            # The records are read here, so the source's failures are raised here.
-            raise source_failure(failure, self._source) or failure from None
+        # Kept and read: a merge may read its source twice, and the state changes while the rows are read.
+        with source_failures(self._source), evaluated_once(counts) as kept:
+            if dates := dates_of(kept, "window_date"):
+                self._merge(kept, dates)
         self.batches.append(batch_id)
 
     def _merge(self, counts: DataFrame, dates: Sequence[str]) -> None:

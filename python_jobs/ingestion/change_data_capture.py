@@ -36,10 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -47,20 +44,20 @@ from python_jobs.ingestion.replica_identity import require_replica_identities
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
-from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import is_committed, latest_version, transaction_versions
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     TriggerParameters,
-    append,
     await_end,
     batch_options,
+    create_table,
+    nullable,
 )
 from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.kafka.bronze_records import BRONZE_TYPES, bronze_rows
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topic_streams import StartingOffsets, TopicStream
-from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, source_failure
+from python_jobs.shared.kafka.topic_streams import StartingOffsets, TopicStream, append_records
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics
 from python_jobs.shared.postgres.snapshots import PostgresParameters
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import taken_names
@@ -156,18 +153,10 @@ class Appender(BatchFunction):
         now = self._params.processing_time()
         # ingested_at increases with every batch even if the clock doesn't.
         ingested_at = max(to_micros(now), self._last_ingested_at + 1)
-        observation = Observation()
-        bronze = bronze_rows(rows, ingested_at, self._params.derive).observe(
-            observation, F.count(F.lit(1)).alias("records")
-        )
+        bronze = bronze_rows(rows, ingested_at, self._params.derive)
         transaction = batch_options(self._writer_id, batch_id)
-        try:
-            append(bronze, self._params.target, transaction)
-        except (PySparkException, Py4JJavaError) as failure:
-            # Spark reads the records during the write, so failures of the source are raised here, too.
-            raise source_failure(failure, self._params.source) or failure from None
+        records = append_records(bronze, self._params.target, transaction, self._params.source)
         self._last_ingested_at = ingested_at
-        records = int(observation.get["records"])
         self.batches.append({"batch_id": batch_id, "records": records})
         self.records += records
         self._after_batch()
@@ -237,20 +226,11 @@ def _prepare_target(spark: SparkSession, params: Parameters) -> bool:
     own = ", ".join(f"{name} {type_}" for name, type_ in BRONZE_TYPES.items())
     empty = spark.createDataFrame([], own)
     derived = (F.expr(expression).alias(name) for name, expression in params.derive.items())
-    wants = dict(empty.select("*", *derived).dtypes)
+    rows = empty.select("*", *derived)
     if not table_exists(spark, params.target):
-        builder = DeltaTable.createIfNotExists(spark)
-        if is_path(params.target):
-            builder = builder.location(absolute(params.target))
-        else:
-            builder = builder.tableName(params.target)
-        for name, type_ in wants.items():
-            builder = builder.addColumn(name, type_)
-        for name, value in _PROPERTIES.items():
-            builder = builder.property(name, value)
-        builder.partitionedBy(*params.partition_by).execute()
+        create_table(spark, params.target, nullable(rows.schema), params.partition_by, _PROPERTIES)
         return True
-    has = dict(read_table(spark, params.target).dtypes)
+    has, wants = dict(read_table(spark, params.target).dtypes), dict(rows.dtypes)
     if has != wants:
         raise WrongUse(
             f"the table '{params.target}' holds no such records: its columns are {', '.join(has)}; "

@@ -39,9 +39,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse, require_at_least
@@ -50,7 +48,6 @@ from python_jobs.shared.delta.checkpoints import has_progress
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     StreamParameters,
-    append,
     await_end,
     batch_options,
     create_table,
@@ -61,13 +58,8 @@ from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table, table_id
 from python_jobs.shared.kafka.bronze_records import raw_rows, record_columns
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topic_streams import TopicStream
-from python_jobs.shared.kafka.topics import (
-    SOURCE_FAILURES,
-    StreamedTopics,
-    offset_ranges,
-    source_failure,
-)
+from python_jobs.shared.kafka.topic_streams import TopicStream, append_records
+from python_jobs.shared.kafka.topics import SOURCE_FAILURES, StreamedTopics, offset_ranges
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import refuse_own_names
@@ -166,14 +158,10 @@ class Appender(BatchFunction):
         """Append one batch; the target ignores a batch that it has."""
         if self._topics is not None:
             self._topics.require_unchanged()
-        now, observation = self._params.processing_time(), Observation()
-        observed = ingested(rows, now.isoformat()).observe(observation, F.count(F.lit(1)).alias("records"))
-        try:
-            append(observed, self._params.target, batch_options(self._writer_id, batch_id))
-        except (PySparkException, Py4JJavaError) as failure:
-            # Spark reads the records during the write, so failures of the source are raised here, too.
-            raise source_failure(failure, self._params.topic) or failure from None
-        records = int(observation.get["records"])
+        params = self._params
+        new = ingested(rows, params.processing_time().isoformat())
+        options = batch_options(self._writer_id, batch_id)
+        records = append_records(new, params.target, options, params.topic)
         self.batches.append({"batch_id": batch_id, "records": records})
         self.records += records
 

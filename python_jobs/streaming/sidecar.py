@@ -66,7 +66,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.tables import read_table, table_id
 from python_jobs.shared.kafka import topics
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
-from python_jobs.shared.kafka.topics import producer_settings, source_failure
+from python_jobs.shared.kafka.topics import producer_settings, source_failures
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import refuse_own_names
 from python_jobs.streaming.batch_sinks import (
@@ -170,6 +170,11 @@ class Parameters(StreamParameters):
                 )
         refuse_own_names("columns", first.columns, [ORIGIN, SOURCE, BATCH_ID, WRITER_ID, INGESTED_AT])
 
+    @property
+    def places(self) -> str:
+        """Return where the sources are, for messages."""
+        return ", ".join(source.place for source in self.sources)
+
     def inputs(self, spark: SparkSession) -> list[Input]:
         """Return the sources as they are now."""
         settings = consumer_settings(str(self.bootstrap_servers), self.consumer)
@@ -244,11 +249,8 @@ class BatchWriter(BatchFunction):
 
     def _counts(self, kept: DataFrame) -> dict[str, int]:
         """Return the number of rows by source; this evaluates the batch."""
-        try:
+        with source_failures(self._params.places):
             return {row[SOURCE]: row["count"] for row in kept.groupBy(SOURCE).count().collect()}
-        except (PySparkException, Py4JJavaError) as failure:
-            places = ", ".join(source.place for source in self._params.sources)
-            raise source_failure(failure, places) or failure from None
 
     def _write_target(self, kept: DataFrame, batch_id: int) -> None:
         rows = target_rows(kept, self._writer_id, batch_id, self._params)
@@ -309,8 +311,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
 
 def _stream(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     query, writer = start(spark, params)
-    places = ", ".join(source.place for source in params.sources)
-    await_end(query, writer, places, streams.SOURCE_FAILURES | topics.SOURCE_FAILURES)
+    await_end(query, writer, params.places, streams.SOURCE_FAILURES | topics.SOURCE_FAILURES)
     return {"target": params.target, **writer.as_dict()}
 
 

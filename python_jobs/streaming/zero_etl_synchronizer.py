@@ -65,7 +65,7 @@ from python_jobs.shared.kafka.topics import (
     offset_ranges,
     read_offsets,
     require_brokers,
-    source_failure,
+    source_failures,
 )
 from python_jobs.shared.records.json_records import TYPED, load_schema, with_fields
 from python_jobs.shared.records.values import require_readable
@@ -282,7 +282,7 @@ class Copy:
             if start < stops[place]
         }
         records = read_offsets(self.spark, wanted, self.params.settings) if wanted else None
-        try:
+        with source_failures(self.entry.topic):
             return write_once(
                 self.spark,
                 self._rows(records),
@@ -295,8 +295,6 @@ class Copy:
                     "next_offsets": {str(place): end for place, end in stops.items()},
                 },
             )
-        except (PySparkException, Py4JJavaError) as failure:
-            raise source_failure(failure, self.entry.topic) or failure from None
 
     @property
     def _writer(self) -> str:

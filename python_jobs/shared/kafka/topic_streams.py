@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.delta.checkpoints import claim, has_progress
-from python_jobs.shared.delta.streams import BatchFunction, start_query
+from python_jobs.shared.delta.streams import BatchFunction, append, start_query
 from python_jobs.shared.delta.tables import table_id
-from python_jobs.shared.kafka.topics import StreamedTopics, read_topics
+from python_jobs.shared.kafka.topics import StreamedTopics, read_topics, source_failures
 
 StartingOffsets = Literal["earliest", "latest"]
 Offsets = Mapping[tuple[str, int], int]
@@ -114,3 +115,16 @@ class TopicStream:
         """Start the query, which passes its batches to ``function``; see :meth:`read`."""
         records = self.read(spark, topics, first_offsets)
         return start_query(self.transform(records), function, self.checkpoint, self.trigger)
+
+
+def append_records(rows: DataFrame, table: str, options: dict[str, str], source: str) -> int:
+    """Append the rows of a topic's records in one commit and return their number, without a second pass.
+
+    Raises:
+        JobFailed: the source can't be read any more; the message is one sentence, which names ``source``.
+    """
+    observation = Observation()
+    observed = rows.observe(observation, F.count(F.lit(1)).alias("records"))
+    with source_failures(source):
+        append(observed, table, options)
+    return int(observation.get["records"])

@@ -301,6 +301,19 @@ def source_failure(failure: Exception, source: str) -> JobFailed | None:
     return None if sentence is None else JobFailed(f"the source '{source}' {sentence}")
 
 
+@contextmanager
+def source_failures(source: str) -> Iterator[None]:
+    """Raise one sentence for a failure of the source in the block, in which Spark reads its records.
+
+    Raises:
+        JobFailed: the user can fix the failure.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        raise source_failure(failure, source) or failure from None
+
+
 def producer_settings(bootstrap_servers: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a Java client that publishes each record to all replicas, and once if it has to retry."""
     safe = {"acks": "all", "enable.idempotence": "true", "max.block.ms": "60000"}

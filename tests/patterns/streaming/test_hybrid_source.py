@@ -125,15 +125,15 @@ def hybrid(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPat
 def broken_off(hybrid: Hybrid) -> DataFrame:
     """Run both phases until the third chunk of two files fails; return the rows that are there."""
     writes = iter([False, False, True])
-    target, original = str(hybrid.folder / "all_visits"), job.append
+    target, original = str(hybrid.folder / "all_visits"), job.append_records
 
-    def third_fails(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+    def third_fails(*arguments: Any) -> int:
         if next(writes):
             raise ConnectionResetError("the third chunk")
-        original(rows, table, options)
+        return original(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "append", third_fails)
+        patch.setattr(job, "append_records", third_fails)
         with pytest.raises(ConnectionResetError, match="the third chunk"):
             hybrid.run()
     rows = hybrid.spark.read.format("delta").load(target)
