@@ -42,7 +42,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -58,7 +57,13 @@ from python_jobs.ingestion.data_contract import (
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, find_commit, latest_version, noted, numeric_metrics
-from python_jobs.shared.delta.tables import delta_table, read_table, table_exists, table_location
+from python_jobs.shared.delta.tables import (
+    create_if_absent,
+    delta_table,
+    read_table,
+    table_exists,
+    table_location,
+)
 from python_jobs.shared.files.csv_records import (
     FIELDS,
     LINE,
@@ -215,8 +220,7 @@ def _replicate_table(spark: SparkSession, parameters: Parameters, contract: Cont
                 f"({_NO_STATISTICS[0]} is not {_NO_STATISTICS[1]})"
             )
     elif not is_path(target):
-        builder = DeltaTable.createIfNotExists(spark).tableName(target).addColumns(rows.schema)
-        builder.property(*_NO_STATISTICS).execute()
+        create_if_absent(spark, target, rows.schema, properties=dict([_NO_STATISTICS]))
     path = absolute(target) if is_path(target) else table_location(spark, target)
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     with noted(spark, target, {"replicated": treatments}) as replica:

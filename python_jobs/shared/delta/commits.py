@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from delta import exceptions as delta_exceptions
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import JobFailed
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
-from python_jobs.shared.delta.tables import delta_snapshot, delta_table, table_exists, table_location
+from python_jobs.shared.delta.tables import (
+    create_if_absent,
+    delta_snapshot,
+    delta_table,
+    table_exists,
+    table_location,
+)
 from python_jobs.shared.spark.session import settings
 
 Result = TypeVar("Result")
@@ -163,7 +167,7 @@ def write_once(
     if not exists and is_path(table):
         writer = writer.options(**properties or {})
     elif not exists:  # saveAsTable would drop the transaction and the user metadata of a first write
-        _create(spark, table, rows.schema, partition_columns, properties or {})
+        create_if_absent(spark, table, rows.schema, partition_columns, properties)
     if exists and replace_where:
         writer = writer.mode("overwrite").option("replaceWhere", replace_where)
     elif exists and replace_all:
@@ -217,16 +221,3 @@ def commit_note(user_metadata: str | None) -> dict[str, Any]:
 
 def _user_metadata(note: Mapping[str, Any] | None) -> str:
     return json_text({"commit": str(uuid.uuid4()), **(note or {})})
-
-
-def _create(
-    spark: SparkSession,
-    table: str,
-    schema: StructType,
-    partition_columns: Sequence[str],
-    properties: Mapping[str, str],
-) -> None:
-    builder = DeltaTable.createIfNotExists(spark).tableName(table).addColumns(schema)
-    for name, value in properties.items():
-        builder = builder.property(name, value)
-    builder.partitionedBy(*partition_columns).execute()

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from delta.tables import DeltaTable
 from pyspark import StorageLevel
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +25,7 @@ from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.core.signals import end_requested
-from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
+from python_jobs.shared.delta.tables import create_if_absent, delta_table, read_table, table_exists
 from python_jobs.shared.spark.sql_text import require_free_names
 
 OutputMode = Literal["append", "update"]
@@ -247,11 +246,7 @@ def create_table(
         WrongUse: the existing table has another schema or other partition columns.
     """
     if not table_exists(spark, table):
-        builder = DeltaTable.createIfNotExists(spark)
-        builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
-        for name, value in (properties or {}).items():
-            builder = builder.property(name, value)
-        builder.addColumns(schema).partitionedBy(*partition_by).execute()
+        create_if_absent(spark, table, schema, partition_by, properties)
         return
     existing = delta_table(spark, table)
     has = {f"{column.name} {column.dataType.simpleString()}" for column in existing.toDF().schema}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.core.intervals import duration
@@ -50,6 +52,21 @@ def delta_table(spark: SparkSession, table: str) -> DeltaTable:
     if not table_exists(spark, table):
         raise NotReady(f"there is no Delta table '{table}'")
     return DeltaTable.forPath(spark, absolute(table)) if is_path(table) else DeltaTable.forName(spark, table)
+
+
+def create_if_absent(
+    spark: SparkSession,
+    table: str,
+    schema: StructType,
+    partition_by: Sequence[str] = (),
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Create an empty Delta table with these columns, partition columns and table properties; keep an existing one."""
+    builder = DeltaTable.createIfNotExists(spark).addColumns(schema)
+    builder = builder.location(absolute(table)) if is_path(table) else builder.tableName(table)
+    for name, value in (properties or {}).items():
+        builder = builder.property(name, value)
+    builder.partitionedBy(*partition_by).execute()
 
 
 def read_table(spark: SparkSession, table: str) -> DataFrame:
