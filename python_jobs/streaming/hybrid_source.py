@@ -327,7 +327,8 @@ def _run_live(spark: SparkSession, params: Parameters, topics: StreamedTopics) -
         _require_retained(spark, params)
     appender = Appender(params, stream.claim(spark, topics), topics)
     boundary = {(params.topic, int(partition)): offset for partition, offset in params.boundary.items()}
-    await_end(stream.start(spark, topics, appender, lambda: boundary), appender, params.topic, SOURCE_FAILURES)
+    query = stream.start(spark, topics, appender, lambda: boundary)
+    await_end(query, appender, params.topic, SOURCE_FAILURES)
     return appender.as_dict()
 
 

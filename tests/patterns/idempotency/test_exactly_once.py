@@ -141,7 +141,8 @@ def _names_no_table(node: ast.AST) -> bool:
 
 
 def _is_declaration(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("TableStream", "TopicStream", "params.stream")
+    declared = ("TableStream", "TopicStream", "params.stream")
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in declared
 
 
 def _is_claim(node: ast.AST) -> TypeGuard[ast.Call]:

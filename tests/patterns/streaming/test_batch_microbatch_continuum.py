@@ -459,7 +459,8 @@ def test_continuous_passes_each_record_on_as_it_arrives(
         query.stop()
     assert passed_on() == [row("a", "10:00:00", "1.50"), row("d", "11:00:00", "4")]
     recreate(broker, "payments", [])
-    with pytest.raises(DataRefused, match="the topic payments was deleted and .*; start again with another checkpoint$"):
+    refused = "the topic payments was deleted and recreated: .*; start again with another checkpoint$"
+    with pytest.raises(DataRefused, match=refused):
         job.start_continuous(spark, params)
 
 

@@ -472,7 +472,10 @@ def test_a_column_of_two_types_is_refused_at_the_start_with_its_name(
         ({"sources": []}, "sources is empty"),
         ({"sources": [("a", {"x": "1"}), ("a", {"x": "1"})]}, "sources must have different names, got a, a"),
         ({"sources": [("a", {"x": "1"}), ("b", {"y": "1"})]}, "the same columns, got x of a and y of b"),
-        ({"sources": [("a", {"Batch_ID": "1"})]}, "columns can't name columns that the job writes itself: Batch_ID"),
+        (
+            {"sources": [("a", {"Batch_ID": "1"})]},
+            "columns can't name columns that the job writes itself: Batch_ID",
+        ),
         ({"sources": [("a", {})]}, "the source a has no columns"),
         ({"sources": [("a/b", {"x": "1"})]}, "a source's name must be of letters"),
         ({"target": "tables/a"}, "target, missing, sinks and sources must be different"),
