@@ -445,7 +445,9 @@ def test_a_recreated_topic_ends_the_batch_and_one_client_asks_for_all_topics(
         writer.write(no_rows, 0)
     assert [call.args[1] for call in asked.call_args_list] == [["sidecar_one", "sidecar_two"]]
     recreate(broker, "sidecar_two", [])
-    refused = "the topic sidecar_two was deleted and recreated: .*; start again with another target and another"
+    refused = (
+        "the topic sidecar_two was deleted and recreated: .*; start again with another target and another"
+    )
     with pytest.raises(DataRefused, match=refused):
         writer.write(no_rows, 1)
 
