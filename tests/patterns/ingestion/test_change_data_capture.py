@@ -365,7 +365,7 @@ def test_a_job_that_ends_before_its_commit_leaves_no_gap_and_no_double(bronze, m
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as dying:
-        dying.setattr(change_data_capture, "append", die)
+        dying.setattr(change_data_capture, "append_records", die)
         with pytest.raises(OSError, match="the machine is gone"):
             bronze.load()
     assert bronze.offsets() == [0]
