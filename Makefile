@@ -14,7 +14,7 @@ $(error There is no variable $(UNKNOWN): the variables are $(VARIABLES))
 endif
 export INPUT VISITS SOURCE
 
-.PHONY: help setup demo services test test-all databricks lint mutations mutants torture bench docs clean
+.PHONY: help setup demo live services test test-all databricks lint mutations mutants torture bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,10 @@ demo: setup ## run the case study: INPUT=folder to use your own, VISITS=n for an
 	@$(ACTIVATE) && python -m case_study.demo \
 		$(if $(INPUT),--input "$$INPUT") $(if $(VISITS),--visits "$$VISITS") $(if $(SOURCE),--source "$$SOURCE") \
 		$(if $(SEPARATE),--separate "$$SEPARATE")
+
+live: setup ## run the live part of the case study: visits by HTTP, streams, a partner; INPUT, VISITS and SEPARATE as for demo
+	@$(ACTIVATE) && python -m case_study.live \
+		$(if $(INPUT),--input "$$INPUT") $(if $(VISITS),--visits "$$VISITS") $(if $(SEPARATE),--separate "$$SEPARATE")
 
 services: setup ## run Kafka, PostgreSQL, Debezium and an S3 API until interrupted, and print how to reach them
 	@$(ACTIVATE) && python -m services

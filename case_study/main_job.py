@@ -40,10 +40,17 @@ class Step:
 
 def submit(name: str, job: str, master: str | None = None, **parameters: object) -> Step:
     """Return the step that runs a job with spark-submit; ``job`` is the path of its script without suffix."""
-    command = ["spark-submit", *(["--master", master] if master else []), f"{job}.py"]
-    for parameter, value in parameters.items():
-        command += [f"--{parameter}", str(value)]
-    return Step(name, tuple(command))
+    return _step(name, ["spark-submit", *(["--master", master] if master else []), f"{job}.py"], parameters)
+
+
+def program(name: str, module: str, **parameters: object) -> Step:
+    """Return the step that runs a program without Spark."""
+    return _step(name, ["python", "-m", module], parameters)
+
+
+def _step(name: str, command: Sequence[str], parameters: Mapping[str, object]) -> Step:
+    flags = [word for parameter, value in parameters.items() for word in (f"--{parameter}", str(value))]
+    return Step(name, (*command, *flags))
 
 
 def generator_step(landing: Path, visits: int) -> Step:

@@ -21,6 +21,7 @@ from dbt.cli.main import dbtRunner
 from pyspark.sql import SparkSession
 
 from case_study.main_job import Step
+from python_jobs.shared.core.command_line import program_outcome
 from python_jobs.shared.core.failures import JobFailed
 from python_jobs.shared.spark.job import job_outcome
 from python_jobs.shared.spark.session import spark_session, use_utc
@@ -46,7 +47,7 @@ class Runner(Protocol):
 
 def as_process(step: Step) -> Outcome:
     """Run the step as a process of its own."""
-    is_job = step.command[0] == "spark-submit"
+    is_job = step.command[0] != "dbt"
     done = subprocess.run(
         step.command, cwd=ROOT, text=True, check=False, stdout=subprocess.PIPE if is_job else None
     )
@@ -95,11 +96,13 @@ class OneSession:
         """Run the step; what goes wrong is printed on standard error."""
         program, *words = step.command
         with contextlib.chdir(ROOT):
-            return _run_dbt(words) if program == "dbt" else self._run_job(words)
+            return _run_dbt(words) if program == "dbt" else self._run_job(program, words)
 
-    def _run_job(self, words: Sequence[str]) -> Outcome:
+    def _run_job(self, program: str, words: Sequence[str]) -> Outcome:
         job, arguments = job_of(words)
         try:
+            if program != "spark-submit":
+                return Outcome(*program_outcome(job.Parameters, job.run, arguments))
             return Outcome(*job_outcome(lambda: self.spark, job.Parameters, job.run, arguments))
         except SystemExit as ended:
             return Outcome(int(ended.code or 0))  # wrong parameters, which the parser has printed
@@ -110,7 +113,9 @@ class OneSession:
 
 
 def job_of(words: Sequence[str]) -> tuple[ModuleType, Sequence[str]]:
-    """Return the module of the job that spark-submit's words name, and the job's arguments."""
+    """Return the module that the words of spark-submit, or of python -m, name, and its arguments."""
+    if words[0] == "-m":
+        return importlib.import_module(words[1]), words[2:]
     at = next(place for place, word in enumerate(words) if word.endswith(".py"))
     return importlib.import_module(words[at].removesuffix(".py").replace("/", ".")), words[at + 1 :]
 

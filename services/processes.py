@@ -80,23 +80,26 @@ class Process:
         environment: Mapping[str, str] | None = None,
         user: str | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
+        working_folder: Path | None = None,
     ) -> None:
         """Describe the program; :meth:`start` runs it.
 
         Args:
             name: name in messages and of the log, ``<folder>/<name>.log``.
             command: program and arguments, without secrets, because everybody on the machine can read them.
-            folder: working directory, created if it doesn't exist.
+            folder: folder of the log, created if it doesn't exist.
             ready: function that returns whether the program is ready, from its log since the start.
             ports: loopback ports on which the program listens; they must be free.
             environment: variables added to this process' environment.
             user: system user to run as (needs root and setpriv); by default the current user.
             stop_signal: signal that asks the program to end.
+            working_folder: working directory; by default the log's folder.
         """
         self.name = name
         self.log_path = folder / f"{name}.log"
         self._command = [*_guard(user), *command]
         self._folder = folder
+        self._working_folder = working_folder or folder
         self._ready = ready
         self._ports = tuple(ports)
         self._environment = dict(environment or {})
@@ -171,7 +174,7 @@ class Process:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=os.environ | self._environment,
-            cwd=self._folder,
+            cwd=self._working_folder,
         )
 
     def _logged_since(self, begin: int) -> str:

@@ -75,11 +75,18 @@ def test_a_job_that_fails_gives_its_exit_code_and_prints_why(
     assert printed.endswith("ZeroDivisionError: a fault of ours\n")
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("spark-submit", "tests/test_runners.py"),
+        ("python", "-m", "python_jobs.data_value.fifo_orderer_kafka"),
+    ],
+    ids=["job", "program without Spark"],
+)
 def test_wrong_parameters_of_a_step_end_with_two(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], program: tuple[str, ...]
 ) -> None:
-    command = ("spark-submit", "tests/test_runners.py", "--ned", "done")
-    assert OneSession(spark)(Step("misspelt", command)) == Outcome(2)
+    assert OneSession(spark)(Step("misspelt", (*program, "--ned", "done"))) == Outcome(2)
     assert "ned" in capsys.readouterr().err
 
 

@@ -223,6 +223,7 @@ PROGRAMS = {
 WRITE_NOTHING = {
     "python_jobs/error_management/checkpoint_rewind.py",  # sets a group's offsets, absolute ones
     "case_study/visits_report.py",
+    "case_study/live_report.py",
     "python_jobs/quality/audit_files.py",
     "python_jobs/ingestion/readiness_marker_sensor.py",
 }
