@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -19,9 +20,12 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def make(checkout: Path, *arguments: str) -> tuple[int, str]:
+    # `make test` passes its own options and level on to the make of the test, which would print its folder.
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     done = subprocess.run(
         ["make", "--file", str(ROOT / "Makefile"), "PYTHON=true", *arguments],
         cwd=checkout,
+        env={name: value for name, value in os.environ.items() if name not in outer},
         text=True,
         check=False,
         stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -25,6 +26,7 @@ from python_jobs.ingestion.change_data_capture import Parameters, run, start
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.kafka import topics as kafka_topics
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.jvm import jvm
 from services.debezium import Connector
 from services.kafka import Broker, Record
 from services.postgres import Database, running_postgres
@@ -354,6 +356,33 @@ def test_a_signal_during_a_build_of_the_runner_lets_the_build_end(bronze):
     follow(bronze.spark, bronze.parameters(), Signalled())
     assert done == ["built"]
     assert not bronze.spark.streams.active
+
+
+def test_a_batch_that_the_runners_end_interrupts_is_no_failure(bronze, monkeypatch):
+    in_batch = threading.Event()
+
+    def interrupted(*_: Any) -> None:
+        in_batch.set()
+        try:
+            jvm(bronze.spark).java.lang.Thread.sleep(60_000)
+        except Py4JJavaError:
+            raise JobFailed("the Kafka client was refused (InterruptedException)") from None
+
+    class Signalled(Models):
+        """Models that are told to end while a batch asks Kafka."""
+
+        def __init__(self) -> None: ...
+
+        def run(self) -> None:
+            assert in_batch.wait(60)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    bronze.broker.produce(bronze.topic, messages("a"))
+    monkeypatch.setattr(kafka_topics.StreamedTopics, "require_unchanged", interrupted)
+    follow(bronze.spark, bronze.parameters(), Signalled())
+    monkeypatch.undo()
+    bronze.load()
+    assert bronze.rows().count() == 1
 
 
 def test_a_job_that_ends_before_its_commit_leaves_no_gap_and_no_double(bronze, monkeypatch):
