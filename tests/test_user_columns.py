@@ -49,17 +49,26 @@ from python_jobs.ingestion import (
     transformation_replicator,
 )
 from python_jobs.shared.core.failures import DataRefused, WrongUse
+from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.compaction import worth_compacting
 from python_jobs.shared.delta.streams import empty_source
+from python_jobs.shared.kafka.bronze_records import RAW_TYPES
 from python_jobs.shared.records.json_records import parse_records
 from python_jobs.shared.records.session_streams import unusable
 from python_jobs.shared.spark.sql_text import identifier
 from python_jobs.shared.spark.times import with_timestamp
-from python_jobs.streaming import batch_reprocessor, hybrid_source, sidecar
+from python_jobs.streaming import (
+    batch_reprocessor,
+    batch_reprocessor_records,
+    hybrid_source,
+    sidecar,
+    zero_etl_synchronizer,
+)
 from python_jobs.streaming.batch_sinks import SideSink
 from python_jobs.streaming.corrections import ACTION, UNCHANGED, compared
 from python_jobs.streaming.gold_rows import Definition
 from python_jobs.streaming.inputs import Source
+from python_jobs.streaming.synchronized_topics import SynchronizedTopic
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
 
@@ -435,6 +444,46 @@ def test_hybrid_source_takes_columns_of_any_name(spark: SparkSession) -> None:
     assert_rows(found.select(*map(identifier, columns)), [(5, 6)])
 
 
+def test_batch_reprocessor_records_takes_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    names = ["__is_gone", "__New", "__old", "__id", "a.b", "order`id`", "t", "Select"]
+    source, target = f"{tmp_path}/source", f"{tmp_path}/target"
+    params = batch_reprocessor_records.Parameters(
+        source=source, topic="visits", begin={"0": 0}, end={"0": 3}, target=target,
+        columns={name: identifier("__action") for name in names},
+    )  # fmt: skip
+
+    def corrected(*values: int) -> dict[str, Any]:
+        records = [("visits", 0, offset, value) for offset, value in enumerate(values)]
+        rows = spark.createDataFrame(records, "topic string, partition int, offset bigint, __action int")
+        rows.write.format("delta").mode("overwrite").save(source)
+        return batch_reprocessor_records.run(spark, params) | {"target": None}
+
+    none = {"added": 0, "replaced": 0, "removed": 0, "unchanged": 0, "target": None}
+    assert corrected(1, 2, 3) == none | {"added": 3}
+    assert corrected(1, 5) == none | {"replaced": 1, "removed": 1, "unchanged": 1}
+    found = spark.read.format("delta").load(target).select(*map(identifier, names))
+    assert_rows(found, [(1,) * len(names), (5,) * len(names)])
+
+
+def test_zero_etl_synchronizer_declares_fields_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    names = ["__typed", "__Record", "Typed", "unreadable_fields", "a.b", "order id", "select"]
+
+    def entry(**fields: str) -> SynchronizedTopic:
+        schema = tmp_path / "fields.json"
+        schema.write_text(json_text(fields))
+        return SynchronizedTopic(topic="visits", table="raw.visits", location="raw", schema=str(schema))
+
+    declared = zero_etl_synchronizer.declared_fields(entry(**dict.fromkeys(names, "int")))
+    value = json_text({name: number for number, name in enumerate(names)}).encode()
+    raw = [(bytearray(value), None, "visits", 0, 0, NOW, None)]
+    records = spark.createDataFrame(raw, ", ".join(f"{name} {type_}" for name, type_ in RAW_TYPES.items()))
+    rows = zero_etl_synchronizer.rows_of(spark, records, declared)
+    assert rows.columns == [*RAW_TYPES, *names]
+    assert_rows(rows.select(*map(identifier, names)), [tuple(range(len(names)))])
+    with pytest.raises(WrongUse, match="has fields that are named like columns of the record: Offset; leave"):
+        zero_etl_synchronizer.declared_fields(entry(Offset="int"))
+
+
 def test_metadata_decorator_takes_columns_of_any_name(spark: SparkSession) -> None:
     rows = spark.createDataFrame([("k", "v", 1)], ["a.b", "order `id`", "Topic"])
     found = metadata_decorator.decorate(rows, "order `id`", "a.b", {"job_version": "v1"})
@@ -540,7 +589,7 @@ FIXED = (
     "the columns that it reads are those of a table or a topic of ours, and it adds none to a user's table"
 )
 NO_COLUMN = "it copies or counts what is in files and names no column of a table"
-NOT_TRIED = "nobody has tried it on columns with helpers' names yet"
+USERS_CONDITIONS = "it evaluates the user's conditions on his table and adds no column"
 # Each job on Spark with its test here, or the reason why it has none.
 JOBS = {
     "data_value/bin_pack_orderer": "test_bin_pack_orderer_takes_columns_of_any_name",
@@ -588,12 +637,12 @@ JOBS = {
     "streaming/api_gateway_replay": FIXED,
     "streaming/batch_microbatch_continuum": "test_gold_rows_have_columns_of_any_name",
     "streaming/batch_reprocessor": "test_batch_reprocessor_walks_and_corrects_by_a_key_of_any_name",
-    "streaming/batch_reprocessor_records": NOT_TRIED,
+    "streaming/batch_reprocessor_records": "test_batch_reprocessor_records_takes_columns_of_any_name",
     "streaming/hybrid_source": "test_hybrid_source_takes_columns_of_any_name",
     "streaming/partial_state_writer": "test_sessions_of_a_stream_take_columns_of_any_name",
     "streaming/sidecar": "test_sidecar_takes_columns_of_any_name",
-    "streaming/streaming_reprocessor": NOT_TRIED,
-    "streaming/zero_etl_synchronizer": NOT_TRIED,
+    "streaming/streaming_reprocessor": USERS_CONDITIONS,
+    "streaming/zero_etl_synchronizer": "test_zero_etl_synchronizer_declares_fields_of_any_name",
 }
 
 

@@ -5,8 +5,9 @@
     `md5(concat_ws('|', coalesce(a, ''), …))` gives NULL and the empty text one key, and `a|b` with `c` that of `a` with
     `b|c`. What is hashed here is a JSON object, which no value can imitate: NULL is `null` and the empty text `""`, and
     a separator inside a value is just a character. Texts of values don't depend on the session: times are in UTC to
-    the microsecond. An integer has one text whatever its width. Types whose texts aren't stable are refused: those of
-    float and double differ between Java versions, those of maps by the order of their entries.
+    the microsecond. An integer has one text whatever its width. Bytes count as they are, also those of a text that
+    isn't UTF-8. Types whose texts aren't stable are refused: those of float and double differ between Java versions,
+    those of maps by the order of their entries.
 -#}
 
 {% macro surrogate_key(columns, nullable=none, on_null_key='fail') %}
@@ -110,6 +111,6 @@
     {{ return(
         "sha2(if(typeof(" ~ object ~ ") rlike '[:<]((float|double)[,>]|map<)', "
         ~ "raise_error('lakehouse_patterns: a key takes no float, double or map: their texts are not stable'), "
-        ~ lakehouse_patterns.json_text(object) ~ '), 256)'
+        ~ lakehouse_patterns.exact_text(fields) ~ '), 256)'
     ) }}
 {% endmacro %}

@@ -45,6 +45,31 @@
 {% endmacro %}
 
 
+{% macro exact_text(fields) %}
+    {#-
+        The text of a struct, given as pairs of a name and a SQL expression, that no other struct has: to_json replaces
+        each byte that isn't UTF-8 by one character, so the bytes of such a text follow behind the object. Bytes of a
+        binary column are base64 in JSON. Of a list or a struct with such a text nobody knows the bytes: it is refused.
+    -#}
+    {%- set parts, broken = [], [] -%}
+    {%- for name, expression in fields -%}
+        {%- do parts.append(lakehouse_patterns.text_literal(name) ~ ', ' ~ expression) -%}
+        {%- set text = 'cast(' ~ expression ~ ' as string)' -%}
+        {%- do broken.append(
+            'case when not typeof(' ~ expression ~ ") rlike '(^|[:<])string' or is_valid_utf8(" ~ text ~ ") then null "
+            ~ 'when typeof(' ~ expression ~ ") like 'string%' then concat("
+            ~ lakehouse_patterns.text_literal(name ~ ' ') ~ ', hex(' ~ text ~ ')) '
+            ~ "when contains(" ~ lakehouse_patterns.json_text('struct(' ~ expression ~ ')') ~ ", '\\ufffd') then "
+            ~ "raise_error('lakehouse_patterns: a key takes no list or struct with a text that is not UTF-8') end"
+        ) -%}
+    {%- endfor -%}
+    {{ return(
+        "concat_ws(' ', " ~ lakehouse_patterns.json_text('named_struct(' ~ (parts | join(', ')) ~ ')') ~ ', '
+        ~ (broken | join(', ')) ~ ')'
+    ) }}
+{% endmacro %}
+
+
 {% macro literal_path(path, backslashes=1) %}
     {#- A path in which Hadoop takes no character as a pattern; inside of braces it needs three backslashes. -#}
     {{ return(modules.re.sub('([\\\\{}\\[\\]*?,])', '\\\\' * backslashes ~ '\\1', path | string)) }}

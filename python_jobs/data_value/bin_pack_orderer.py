@@ -64,13 +64,13 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, DeadLetterStream
-from python_jobs.shared.records.event_times import absence, first_error, not_utf8
+from python_jobs.shared.records.event_times import absence, first_error, not_utf8, order_of
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import named_column
-from python_jobs.shared.spark.times import with_timestamp
+from python_jobs.shared.spark.times import EXACT_JSON, with_timestamp
 
 JOB = "bin_pack_orderer"
 LONG_KEY, UNKNOWN_OUTPUT = "LONG_KEY", "UNKNOWN_OUTPUT"
@@ -182,14 +182,13 @@ class Parameters(DeadLetterStream):
         """Return what is delivered of usable records: columns key, at (microseconds), ties and payload."""
         values = [F.expr(expression).alias(name) for name, expression in self.fields.items()]
         if self.every is None:
-            payload = F.to_json(F.struct(*values), {"ignoreNullFields": "false"})
-            ties = [named_column(name).cast("bigint") for name in self.ties]
+            ties = order_of(judged, self.ties)
             order = F.array(*ties) if ties else _no_order()
-            return judged.select(_KEY, F.unix_micros(_AT), order, payload)
+            return judged.select(_KEY, F.unix_micros(_AT), order, F.to_json(F.struct(*values), EXACT_JSON))
         window = F.window(_AT, self.every).alias("__window")
         rows = judged.groupBy(_KEY, window).agg(F.struct(*values).alias("__values"))
         at = F.unix_micros("__window.start")
-        return rows.select(_KEY, at, _no_order(), F.to_json("__values", {"ignoreNullFields": "false"}))
+        return rows.select(_KEY, at, _no_order(), F.to_json("__values", EXACT_JSON))
 
 
 def _no_order() -> Column:

@@ -20,6 +20,7 @@ import requests
 from python_jobs.shared.core import exact_json
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse, require_at_least
 from python_jobs.shared.core.retry import Retrier, RetryBudgetExhausted
+from python_jobs.shared.core.urls import require_http_url
 
 SEPARATOR = ","
 
@@ -41,8 +42,7 @@ class Api:
 
     def __post_init__(self) -> None:
         require_at_least(1, buffer=self.buffer)
-        if not self.url.startswith(("http://", "https://")):
-            raise WrongUse(f"url must begin with http:// or https://, got '{self.url}'")
+        require_http_url("url", self.url)
         if self.token_env is not None and not os.environ.get(self.token_env):
             raise WrongUse(f"environment variable {self.token_env}, which token_env names, is not set")
 
@@ -121,6 +121,6 @@ class Lookups:
 def _text(value: Any) -> str | None:
     if value is None:
         return None
-    if isinstance(value, str) and not isinstance(value, exact_json.Number):
+    if isinstance(value, str) and not isinstance(value, exact_json.Number) and exact_json.is_utf8(value):
         return value
     return exact_json.write(value)

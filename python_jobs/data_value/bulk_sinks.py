@@ -30,6 +30,7 @@ from python_jobs.data_value.ordered_delivery import Refusal, Sink, Undelivered
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.json_values import read_value
 from python_jobs.shared.core.retry import Failure, classify, classify_status
+from python_jobs.shared.core.urls import require_http_url
 
 KINESIS_RECORDS, KINESIS_BYTES = 500, 5_000_000
 """What one PutRecords takes; partition keys count."""
@@ -92,8 +93,8 @@ class Output:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", self.name):
             raise WrongUse(f"an output's name must be of letters, digits, '_' and '-', got '{self.name}'")
-        if self.kind == "http" and not self.target.startswith(("http://", "https://")):
-            raise WrongUse(f"the target of output {self.name} must begin with http:// or https://")
+        if self.kind == "http":
+            require_http_url(f"the target of output {self.name}", self.target)
         if self.token_env is not None and not os.environ.get(self.token_env):
             raise WrongUse(f"environment variable {self.token_env}, which token_env names, is not set")
 

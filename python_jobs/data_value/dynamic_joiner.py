@@ -59,7 +59,7 @@ from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.checkpoints import batch_watermark, has_progress
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.keyed_tables import DeltaSink, KeyedSink
-from python_jobs.shared.delta.keys import surrogate_key
+from python_jobs.shared.delta.keys import require_stable, surrogate_key
 from python_jobs.shared.delta.progress import listening
 from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
 from python_jobs.shared.delta.streams import (
@@ -75,7 +75,14 @@ from python_jobs.shared.delta.streams import (
 )
 from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.records.dead_letters import DeadLetterStream
-from python_jobs.shared.records.event_times import absence, ahead, first_error, latest_time, not_utf8
+from python_jobs.shared.records.event_times import (
+    absence,
+    ahead,
+    first_error,
+    latest_time,
+    not_utf8,
+    order_of,
+)
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
 from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.job import run_job
@@ -265,13 +272,12 @@ def judged(records: DataFrame, side: Side, params: Parameters) -> DataFrame:
             *(F.expr(side.key[name]).alias(column) for column, name in keys.items()),
             *(F.expr(side.columns[name]).alias(column) for column, name in ids.items()),
             _TIME,
-            F.array(*(named_column(name).cast("bigint") for name in side.ties))
-            .cast("array<bigint>")
-            .alias(ORDER),
+            F.array(*order_of(chosen, side.ties, f"{side.name}_ties")).cast("array<bigint>").alias(ORDER),
             _is_deleted(side, params).alias("__deleted"),
             F.struct(*(F.expr(value).alias(name) for name, value in side.columns.items())).alias(_VALUES),
             F.struct(*(named_column(name) for name in records.columns)).alias(_RECORD),
         )
+    require_stable(rows, ids, f"the {side.name}_id")
     errors = absence(keys | ids, {_TIME: f"{side.name}_time"})
     errors.append(ahead(_TIME, latest_time(params.max_future, params.now)))
     # The hash of the ids is made of JSON, which replaces other bytes; the keys of as_of pass through Python.

@@ -55,8 +55,9 @@ from python_jobs.shared.delta.overwrite import overwrite
 from python_jobs.shared.delta.streams import create_table, nullable
 from python_jobs.shared.delta.tables import delta_table, read_table, table_exists
 from python_jobs.shared.records.dead_letters import DEAD_LETTER_COLUMNS, dead_letters
+from python_jobs.shared.records.event_times import order_of
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.shared.spark.expressions import first_line
+from python_jobs.shared.spark.expressions import first_line, resolved
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.macro_sql import Macros, refusal_of_macro
 from python_jobs.shared.spark.sql_text import (
@@ -201,6 +202,8 @@ class Run:
         """
         rows = read_table(self.spark, self.params.source)
         require_free_names(rows.columns, DEAD_LETTER_COLUMNS)
+        with resolved("ties"):
+            order_of(rows, self.params.ties)
         sql = self._macros.call(
             "_judged_session_events_sql", table_name(self.params.source), self._rules, self._of_run
         )

@@ -26,6 +26,7 @@ from python_jobs.shared.postgres.clients import listed, reaching_postgres, table
 from python_jobs.shared.postgres.snapshots import PostgresAccess
 from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.jvm import hadoop_configuration, java_array, jvm
+from python_jobs.shared.spark.times import EXACT_JSON
 
 
 class PostgresSink(KeyedSink):
@@ -146,7 +147,7 @@ class FileSink(KeyedSink):
     def write_named(self, rows: DataFrame, name: str) -> str:
         """Write or replace ``<name>.json``; return its path."""
         staging = f"{self._folder}/_{name}"  # Spark's readers ignore names that begin with "_"
-        rows.coalesce(1).write.mode("overwrite").json(staging)
+        rows.coalesce(1).write.mode("overwrite").options(**EXACT_JSON).json(staging)
         written = HadoopFolder(self._spark, staging)
         parts = [part for part in written.names() if part.startswith("part-")]
         if len(parts) != 1:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import requests
 
 from python_jobs.shared.core.retry import Failure, classify_status
+from python_jobs.shared.core.urls import require_http_url
 
 ANSWER_SECONDS = 30
 
@@ -36,6 +37,9 @@ class Airflow:
     """Environment variable that holds the user's name; without it the client requests no token."""
     password_env: str | None = None
     """Environment variable that holds the user's password."""
+
+    def __post_init__(self) -> None:
+        require_http_url("airflow's url", self.url)
 
     def trigger(self, run_id: str, conf: Mapping[str, Any]) -> None:
         """Start the run ``run_id``; a run that already exists is a success.

@@ -81,6 +81,8 @@ from python_jobs.shared.spark.sql_text import named_columns, properties_list, ta
 
 _NO_STATISTICS = ("delta.dataSkippingNumIndexedCols", "0")
 _PURGED = "lakehouse_patterns.purged_through"
+# Spark's readers leave out names with '_' and '.'.
+_OF_A_REPLICA = ("part-", "_", ".")
 _NOTHING_LEFT = "nothing was replicated"
 _CSV = {"header": "true", "escape": '"'} | {
     f"ignore{place}WhiteSpace": "false" for place in ("Leading", "Trailing")
@@ -347,6 +349,11 @@ def _replace_folder(spark: SparkSession, target: str, write: Callable[[str], Non
     folder = HadoopFolder(spark, target)
     if folder.exists("_delta_log"):
         raise WrongUse(f"target {target} is a Delta table, not a folder of files")
+    others = [name for name in folder.names() if not name.startswith(_OF_A_REPLICA)]
+    if others:
+        raise WrongUse(
+            f"target {target} has {others[0]}, which is no file of a replica and would be deleted: name another folder"
+        )
     staging = HadoopFolder(spark, f"{folder.root.getParent()}/.{folder.root.getName()}.replica")
     staging.delete()
     write(str(staging.root))

@@ -17,9 +17,9 @@ from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.delta.streams import append, batch_options, create_table, nullable
 from python_jobs.shared.delta.tables import table_exists
 from python_jobs.shared.kafka.topics import describe_topics, publish
+from python_jobs.shared.records.event_times import json_message
 from python_jobs.shared.spark.queries import user_query
 from python_jobs.shared.spark.sql_text import require_free_names
-from python_jobs.shared.spark.times import EXACT_JSON
 
 BATCH_ID, WRITER_ID = "batch_id", "writer_id"
 
@@ -121,18 +121,19 @@ class TopicSink(BatchSink):
             NotReady: no broker answers, or the topic doesn't exist.
             WrongUse: the key can't be resolved.
         """
-        self._messages(no_rows)
+        self.messages(no_rows)
         describe_topics(no_rows.sparkSession, [str(self.declared.topic)], self._settings)
 
     def write(self, rows: DataFrame, writer_id: str, batch_id: int) -> None:
         """Publish one message for each row of the result."""
-        messages = self._messages(self.result(rows, writer_id, batch_id))
+        messages = self.messages(self.result(rows, writer_id, batch_id))
         publish(messages, self._settings, str(self.declared.topic))
 
-    def _messages(self, result: DataFrame) -> DataFrame:
+    def messages(self, result: DataFrame) -> DataFrame:
+        """Return the records of a result: topic, key and value."""
         key = F.lit(None) if self.declared.key is None else F.expr(self.declared.key)
         return result.select(
             F.lit(self.declared.topic).alias("topic"),
             key.cast("string").alias("key"),
-            F.to_json(F.struct("*"), EXACT_JSON).alias("value"),
+            json_message(result, result.columns).alias("value"),
         )

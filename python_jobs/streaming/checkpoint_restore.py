@@ -136,6 +136,10 @@ def _copy(versions: CheckpointVersions, files: Sequence[str], target: HadoopFold
     """Copy files into a new folder beside the target and return it."""
     if target.exists():
         raise WrongUse(f"'{target.root}' exists already; a restore needs a folder of its own")
+    if f"{target.root}/".startswith(f"{versions.folder.root}/"):
+        raise WrongUse(
+            f"'{target.root}' lies in the checkpoint itself; a restore needs a folder outside of it"
+        )
     name = f".{target.root.getName()}.{uuid.uuid4()}.restoring"
     staging = target.at(target.at(target.root.getParent()).path(name))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
@@ -9,6 +10,7 @@ from pyspark.sql import functions as F
 
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.spark.sql_text import named_column, named_columns
+from python_jobs.shared.spark.times import EXACT_JSON
 
 ADDED, REPLACED, REMOVED, UNCHANGED = "added", "replaced", "removed", "unchanged"
 ACTION, NEW, OLD = "__action", "__new", "__old"
@@ -32,7 +34,10 @@ def compared(
     further = [name for name in stored.columns if name not in rows.columns]
     new = rows.select(as_struct(key).alias(_ID), F.struct(*columns).alias(NEW))
     old = stored.select(as_struct(key).alias(_ID), F.struct(*columns).alias(OLD), *named_columns(further))
-    one, other = (F.struct(*(named_column(name, of) for name in content)) for of in (NEW, OLD))
+    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    one, other = (
+        F.struct(*(_comparable(named_column(name, of), types[name]) for name in content)) for of in (NEW, OLD)
+    )
     action = (
         F.when(F.lit(False) if stays is None else stays, UNCHANGED)
         .when(F.col(OLD).isNull(), ADDED)
@@ -41,6 +46,13 @@ def compared(
         .otherwise(REPLACED)
     )
     return new.join(old, _ID, "full_outer").withColumn(ACTION, action)
+
+
+def _comparable(value: Column, type_: str) -> Column:
+    """Return a value that Spark compares: of a type with maps or variants, which it doesn't, the JSON text."""
+    if re.search(r"(?:^|[:<])(?:map<|variant(?:$|[,>]))", type_):
+        return F.to_json(F.struct(value), EXACT_JSON)
+    return value
 
 
 def write_corrections(sink: DeltaSink, changes: DataFrame, within: str = "") -> None:

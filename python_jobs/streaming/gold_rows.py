@@ -10,16 +10,17 @@ import datetime as dt
 from dataclasses import dataclass, field
 
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, FloatType
 
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
+from python_jobs.shared.records.event_times import json_message
 from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
-from python_jobs.shared.spark.times import EXACT_JSON, with_timestamp
+from python_jobs.shared.spark.times import with_timestamp
 
 WINDOW_START, WINDOW_END, EVENTS = "window_start", "window_end", "events"
 EVENT_TIME, EVENT_DATE = "event_time", "event_date"
@@ -196,11 +197,7 @@ def on_date(dates: tuple[dt.date, dt.date]) -> str:
 
 def as_message(rows: DataFrame, key: list[str]) -> DataFrame:
     """Return gold rows as records of Kafka: the key and the whole row as JSON."""
-    return rows.select(_json(key).alias("key"), _json(rows.columns).alias("value"))
-
-
-def _json(names: list[str]) -> Column:
-    return F.to_json(F.struct(*named_columns(names)), EXACT_JSON)
+    return rows.select(json_message(rows, key).alias("key"), json_message(rows, rows.columns).alias("value"))
 
 
 def _repeated(names: list[str]) -> list[str]:

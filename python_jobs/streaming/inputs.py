@@ -25,7 +25,7 @@ from python_jobs.shared.delta.streams import empty_source, read_stream
 from python_jobs.shared.delta.tables import committed_files, table_exists, table_id, table_size
 from python_jobs.shared.kafka.bronze_records import raw_rows, record_columns
 from python_jobs.shared.kafka.topics import StreamedTopics, offset_ranges, read_topics
-from python_jobs.shared.spark.hadoop_files import HadoopFolder
+from python_jobs.shared.spark.hadoop_files import HadoopFolder, literal_path
 from python_jobs.streaming.harmonised_columns import harmonised, require_same_types
 
 SOURCE = "source"
@@ -240,7 +240,7 @@ def _no_stream(spark: SparkSession, schema: StructType, checkpoint: str) -> Data
     """Return a stream that never has rows nor offsets: of a folder without files."""
     folder = HadoopFolder(spark, checkpoint)
     folder.create_text(f"{_NOTHING}/_empty", "")  # Spark's file stream leaves out names with _
-    return spark.readStream.schema(schema).parquet(f"{folder.root}/{_NOTHING}")
+    return spark.readStream.schema(schema).parquet(literal_path(f"{folder.root}/{_NOTHING}"))
 
 
 def require_news(spark: SparkSession, inputs: Sequence[Input], checkpoint: str) -> None:

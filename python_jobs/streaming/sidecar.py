@@ -63,7 +63,7 @@ from python_jobs.shared.delta.streams import (
     nullable,
     start_query,
 )
-from python_jobs.shared.delta.tables import read_table, table_id
+from python_jobs.shared.delta.tables import read_table, table_exists, table_id
 from python_jobs.shared.kafka import topics
 from python_jobs.shared.kafka.settings import consumer_settings, refuse_secrets
 from python_jobs.shared.kafka.topics import producer_settings, source_failures
@@ -327,16 +327,16 @@ def start(spark: SparkSession, params: Parameters) -> tuple[Any, BatchWriter]:
     repairs = Repairs(spark, params, writer_id) if params.missing is not None else None
     if repairs is not None:
         _require_complete([sink for sink in sinks if sink.declared.required], repairs)
-    for sink, result in zip(sinks, results, strict=True):
-        _prepare(sink, result)
+    ready = [sink for sink, result in zip(sinks, results, strict=True) if _is_prepared(sink, result)]
+    _require_different_tables(spark, params, [sink.declared.table for sink in ready])
     writer = BatchWriter(params, inputs, sinks, writer_id, repairs)
     stream = united(spark, inputs, rows.schema, params.checkpoint)
     stream = with_heartbeat(stream) if params.heartbeat else stream
     return start_query(stream, writer, params.checkpoint, params.trigger), writer
 
 
-def _prepare(sink: BatchSink, no_rows: DataFrame) -> None:
-    """Create or check a sink's destination; an optional one may be away."""
+def _is_prepared(sink: BatchSink, no_rows: DataFrame) -> bool:
+    """Create or check a sink's destination; return False if it is away, as an optional one may be."""
     try:
         sink.prepare(no_rows)
     except WrongUse:
@@ -345,6 +345,20 @@ def _prepare(sink: BatchSink, no_rows: DataFrame) -> None:
         if sink.declared.required:
             raise
         log.warning("sink %s is away: %s", sink.name, failure_sentence(failure))
+        return False
+    return True
+
+
+def _require_different_tables(spark: SparkSession, params: Parameters, sinks: Sequence[str | None]) -> None:
+    """Refuse two names of one table: Delta would skip the second one's rows of each batch as a repetition."""
+    read = [source.table for source in params.sources if source.table and table_exists(spark, source.table)]
+    seen = {table_id(spark, table): table for table in read}
+    for table in filter(None, [params.target, params.missing, *sinks]):
+        if (known := table_id(spark, table)) in seen:
+            raise WrongUse(
+                f"'{seen[known]}' and '{table}' are one table: target, missing, sinks and sources must be different"
+            )
+        seen[known] = table
 
 
 def _claim(spark: SparkSession, params: Parameters, inputs: Sequence[Input]) -> str:

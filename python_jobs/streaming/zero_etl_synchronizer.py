@@ -120,7 +120,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         JobFailed: a topic failed, after all others were synchronized; it has the class of the topics' failures.
     """
     entries = {entry.topic: entry for entry in load_topics(params.configuration)}
-    fields = {topic: _declared_fields(entry) for topic, entry in entries.items()}
+    fields = {topic: declared_fields(entry) for topic, entry in entries.items()}
     require_brokers(spark, params.settings)
     now = params.processing_time()
     synchronized: dict[str, dict[str, Any]] = {}
@@ -136,7 +136,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     return {"topics": synchronized, "lag": sum(report["lag"] for report in synchronized.values())}
 
 
-def _declared_fields(entry: SynchronizedTopic) -> StructType:
+def declared_fields(entry: SynchronizedTopic) -> StructType:
     """Return the fields that are columns beside the value; none without a schema."""
     if entry.schema is None:
         return StructType()
@@ -285,7 +285,7 @@ class Copy:
         with source_failures(self.entry.topic):
             return write_once(
                 self.spark,
-                self._rows(records),
+                rows_of(self.spark, records, self.fields),
                 self.location,
                 transaction=(self._writer, number),
                 properties=_PROPERTIES,
@@ -299,16 +299,6 @@ class Copy:
     @property
     def _writer(self) -> str:
         return self.source.writer(_WRITER)
-
-    # The rows.
-
-    def _rows(self, records: DataFrame | None) -> DataFrame:
-        """Return the table's rows: the record, then the declared fields of its value."""
-        rows = raw_rows(self.spark, records)
-        if not self.fields.fields:
-            return rows
-        columns = (named_column(name, of=TYPED).alias(name) for name in self.fields.fieldNames())
-        return with_fields(rows, self.fields, F.col("value").cast("string")).select(*RAW_TYPES, *columns)
 
     def _added_columns(self) -> list[str]:
         """Return the declared fields that the table doesn't have yet; a type that has changed is refused."""
@@ -378,6 +368,15 @@ class Copy:
             place: self.entry.end_of_run(start, ends[place], old_until[place])
             for place, start in starts.items()
         }
+
+
+def rows_of(spark: SparkSession, records: DataFrame | None, fields: StructType) -> DataFrame:
+    """Return the table's rows: the record, then the declared fields of its value; None are no records."""
+    rows = raw_rows(spark, records)
+    if not fields.fields:
+        return rows
+    columns = (named_column(name, of=TYPED).alias(name) for name in fields.fieldNames())
+    return with_fields(rows, fields, F.col("value").cast("string")).select(*RAW_TYPES, *columns)
 
 
 def _new_fields(declared: DataType, existing: DataType, path: str) -> Iterator[str]:

@@ -48,6 +48,19 @@ where error_class is not null
 {% endmacro %}
 
 
+{% macro _session_tie(name) %}
+    {#- As python_jobs/shared/records/event_times.py: a cast would make one event of those that differ by a text. -#}
+    {%- set quoted = lakehouse_patterns.quoted_name(name) -%}
+    {{ return(
+        'case when typeof(' ~ quoted ~ ") rlike '^(tinyint|smallint|int|bigint|decimal.([0-9]|1[0-8]),0.)$' then try_cast("
+        ~ quoted ~ ' as bigint) else raise_error(' ~ lakehouse_patterns.text_literal(
+            "lakehouse_patterns: ties must be integer columns, '" ~ name ~ "' is none: give a column with an integer for "
+            ~ 'it, such as unix_micros of a time'
+        ) ~ ') end'
+    ) }}
+{% endmacro %}
+
+
 {% macro _session_owner(owner) %}
     {#- {column: SQL expression}, from a list of columns or one column, too. -#}
     {%- set columns = {} -%}
@@ -109,8 +122,8 @@ where error_class is not null
             {{ lakehouse_patterns._instant('lakehouse_patterns_time', 'event_time of the sessions') }}
                 as lakehouse_patterns_at,
             {%- if rules.ties %}
-            array({% for tie in lakehouse_patterns.quoted_names(rules.ties) -%}
-                try_cast({{ tie }} as bigint){{ ', ' if not loop.last }}
+            array({% for tie in rules.ties -%}
+                {{ lakehouse_patterns._session_tie(tie) }}{{ ', ' if not loop.last }}
             {%- endfor %})
                 as lakehouse_patterns_order,
             {%- else %}

@@ -106,9 +106,9 @@
         {%- do key.append(lakehouse_patterns._snapshot_quoted(columns, name)) -%}
         {%- do texts.append('cast(' ~ key[-1] ~ ' as string)') -%}
     {%- endfor -%}
-    {#- As JSON no two keys have one text: casts to string give that of X'FF' to X'FE', and of ['a, b'] to ['a', 'b']. -#}
+    {#- No two keys have one such text: casts to string give that of X'FF' to X'FE', and of ['a, b'] to ['a', 'b']. -#}
     {%- for expression in key + [begins] -%}
-        {%- do fields.append("'" ~ loop.index ~ "', " ~ expression) -%}
+        {%- do fields.append((loop.index | string, expression)) -%}
     {%- endfor -%}
     {%- for name in key + [updated_at] -%}
         {%- do nulls.append(name ~ ' is null') -%}
@@ -125,6 +125,6 @@
             ~ ' when count(*) over (partition by ' ~ (key | join(', ')) ~ ') > 1'
             ~ " then raise_error(concat('the query of the snapshot gives a key more than once: ', "
             ~ (texts | join(", ', ', ")) ~ ", '; keep one row of each key'))"
-            ~ ' else md5(' ~ lakehouse_patterns.json_text('named_struct(' ~ (fields | join(', ')) ~ ')') ~ ') end',
+            ~ ' else md5(' ~ lakehouse_patterns.exact_text(fields) ~ ') end',
     }) }}
 {% endmacro %}

@@ -15,7 +15,9 @@
 
 {% macro _awap_write_rejects(options, scope, findings) %}
     {%- if options.dispatches and (findings.periods or not scope.target) -%}
-        {%- set rejects = lakehouse_patterns._awap_companion('__rejects') -%}
+        {%- set rejects = lakehouse_patterns._awap_companion(
+            '__rejects', lakehouse_patterns._awap_rejects_columns()
+        ) -%}
         {%- set stored = lakehouse_patterns.column_types(rejects) -%}
         {%- set types = dict(scope.types, **lakehouse_patterns._awap_rejects_columns()) -%}
         {%- set replaces_periods = scope.target is not none and stored -%}

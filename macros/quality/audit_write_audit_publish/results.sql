@@ -24,7 +24,9 @@
     {%- for name, type in lakehouse_patterns._awap_results_columns().items() -%}
         {%- do definitions.append(name ~ ' ' ~ type) -%}
     {%- endfor -%}
-    {{ return(lakehouse_patterns._awap_companion('__audit_results', definitions)) }}
+    {{ return(lakehouse_patterns._awap_companion(
+        '__audit_results', lakehouse_patterns._awap_results_columns(), definitions
+    )) }}
 {% endmacro %}
 
 
@@ -72,10 +74,36 @@ from values
 {%- endmacro %}
 
 
-{% macro _awap_companion(suffix, definitions=[]) %}
+{% macro _awap_require_own_companions(options) %}
+    {#-
+        Before anything is staged. A table that has a companion's name by chance would lose its rows. Ours is known by its
+        columns, also if it lies in the model's folder and the metastore doesn't know it.
+    -#}
+    {%- set own = {'__audit_results': lakehouse_patterns._awap_results_columns()} -%}
+    {%- do own.update({'__rejects': lakehouse_patterns._awap_rejects_columns()}) if options.dispatches -%}
+    {%- for suffix, columns in own.items() -%}
+        {%- set relation = load_relation(lakehouse_patterns.relation_beside(this, suffix)) -%}
+        {%- if relation is not none -%}
+            {%- do lakehouse_patterns._awap_require_own(relation, columns) -%}
+        {%- endif -%}
+    {%- endfor -%}
+{% endmacro %}
+
+
+{% macro _awap_require_own(relation, columns) %}
+    {#- A table without columns is one of rejects that a run created and didn't come to fill. -#}
+    {%- set stored = lakehouse_patterns.column_types(relation) -%}
+    {%- do lakehouse_patterns.require(
+        not stored or not lakehouse_patterns.names_without_case(columns, stored),
+        relation ~ ' exists and was not created by awap: rename or drop it'
+    ) -%}
+{% endmacro %}
+
+
+{% macro _awap_companion(suffix, columns, definitions=[]) %}
     {#-
         A companion table of the model. No node declares it: if dbt's cache lacks it, it is created here, or registered
-        again from its path after the metastore was lost.
+        again from its path after the metastore was lost; what lies there may not be ours.
     -#}
     {%- set relation = lakehouse_patterns.relation_beside(this, suffix) -%}
     {%- if load_relation(relation) is none -%}
@@ -83,6 +111,7 @@ from values
             'create table if not exists ' ~ relation ~ (' (' ~ (definitions | join(', ')) ~ ')' if definitions else '')
             ~ ' using delta ' ~ lakehouse_patterns._awap_location(relation)
         ) -%}
+        {%- do lakehouse_patterns._awap_require_own(relation, columns) -%}
     {%- endif -%}
     {{ return(relation) }}
 {% endmacro %}

@@ -12,6 +12,7 @@
         'create schema if not exists ' ~ staging.without_identifier()
         ~ (' location ' ~ lakehouse_patterns.text_literal(root ~ '__staging') if root else '')
     ) -%}
+    {%- do lakehouse_patterns._awap_require_free_staging(staging) -%}
     {%- call statement('stage') -%}
         create or replace table {{ staging }}
         {{ lakehouse_patterns._awap_clauses(scope.types, {
@@ -31,6 +32,16 @@
             )) as {{ lakehouse_patterns._awap_mark() }}
         from {{ batch }}
     {%- endcall -%}
+{% endmacro %}
+
+
+{% macro _awap_require_free_staging(staging) %}
+    {#- What a killed run left is replaced; a table or a view that has the name by chance is somebody's. -#}
+    {%- do lakehouse_patterns.require(
+        not lakehouse_patterns.is_in_catalog(staging)
+        or lakehouse_patterns.table_property(staging, 'lakehouse_patterns.staged_by') is not none,
+        staging ~ ' exists and was not created by awap: rename or drop it'
+    ) -%}
 {% endmacro %}
 
 
@@ -104,6 +115,7 @@
         'audits': options.audits + lakehouse_patterns._awap_contract_audits(options.dispatches),
     } -%}
     {%- do lakehouse_patterns._awap_follow_schema(scope, options, rebuilds) -%}
+    {%- do lakehouse_patterns._awap_require_own_companions(options) -%}
     {%- for audit in options.audits if audit.type == 'null_share' -%}
         {%- do lakehouse_patterns._awap_field(audit, context.types) -%}
     {%- endfor -%}

@@ -70,11 +70,12 @@ def write(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str:
     if isinstance(value, str):
         text = json.dumps(value, ensure_ascii=False)
         # Half a surrogate pair has no UTF-8: it stays an escape.
-        return text if _is_utf8(text) else json.dumps(value)
+        return text if is_utf8(text) else json.dumps(value)
     return json.dumps(value)
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can hold a text: JSON also has escapes for halves of surrogate pairs."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -8,14 +8,17 @@ Source: Data Engineering Design Patterns, chapter 4, Keyed Idempotency; the guid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.spark.macro_sql import Macros
 
+_UNSTABLE = re.compile(r"(?:^|[:<])(?:(?:float|double)(?:$|[,>])|map<)")
 _FILES = ("idempotency/surrogate_key.sql", "shared/arguments.sql", "shared/literals.sql")
 
 
@@ -34,6 +37,26 @@ def surrogate_key(
         WrongUse: the arguments make no sense.
     """
     return _rendered("default__surrogate_key", list(columns), list(nullable), on_null_key)
+
+
+def require_stable(rows: DataFrame, columns: Mapping[str, str], what: str) -> None:
+    """Refuse columns of which :func:`surrogate_key` makes no key before a query with it runs.
+
+    Args:
+        rows: rows with the columns, of which the schema is read.
+        columns: names of columns, each with the name that the sentence shows.
+        what: what the columns are; it begins the sentence.
+
+    Raises:
+        WrongUse: the text of a column's type isn't stable.
+    """
+    for column, shown in columns.items():
+        type_ = rows.schema[column].dataType.simpleString()
+        if _UNSTABLE.search(type_):
+            raise WrongUse(
+                f"{what} '{shown}' is a {type_}: a key takes no float, double or map, whose texts aren't stable; cast "
+                "it, such as to a decimal"
+            )
 
 
 def content_hash(*columns: str) -> Column:

@@ -1,18 +1,38 @@
-"""Errors of records: the first one of several, and those of records that a stateful stream can't take."""
+"""Order and errors of records: the first error of several, and those of records that a stateful stream can't take."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import cast
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
+from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.shared.spark.sql_text import named_column
+from python_jobs.shared.spark.job import RECORD_REFUSED
+from python_jobs.shared.spark.sql_text import named_column, named_columns
+from python_jobs.shared.spark.times import EXACT_JSON
 
 NULL_KEY, NULL_TIME, NOT_UTF8 = "NULL_KEY", "NULL_TIME", "NOT_UTF8"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_BIGINT_DIGITS = 18
 
 
 def absence(key: Mapping[str, str], times: Mapping[str, str]) -> list[tuple[Column, str, Column]]:
@@ -31,6 +51,29 @@ def absence(key: Mapping[str, str], times: Mapping[str, str]) -> list[tuple[Colu
     return [(no_key, NULL_KEY, message), (absent != "", NULL_TIME, message)]
 
 
+def order_of(rows: DataFrame, ties: Sequence[str], parameter: str = "ties") -> list[Column]:
+    """Return the integer columns that order events of one time, each as a bigint.
+
+    Raises:
+        AnalysisException: there is no such column.
+        WrongUse: a column is no integer. A cast would end the query at a text and cut a time to its seconds, so that
+            events that differ were one.
+    """
+    for field in rows.select(*named_columns(ties)).schema.fields:
+        if not _is_integer(field.dataType):
+            raise WrongUse(
+                f"{parameter} must be integer columns, '{field.name}' is a {field.dataType.simpleString()}: give a "
+                "column with an integer for it, such as unix_micros of a time"
+            )
+    return [named_column(name).cast("bigint") for name in ties]
+
+
+def _is_integer(type_: DataType) -> bool:
+    if isinstance(type_, DecimalType):
+        return type_.scale == 0 and type_.precision <= _BIGINT_DIGITS
+    return isinstance(type_, _INTEGERS)
+
+
 def not_utf8(rows: DataFrame, texts: Mapping[str, str]) -> tuple[Column, str, Column]:
     """Return the error of a record with a text that isn't UTF-8: Spark holds any bytes as a text, and Python doesn't.
 
@@ -40,17 +83,56 @@ def not_utf8(rows: DataFrame, texts: Mapping[str, str]) -> tuple[Column, str, Co
         rows: the records with these columns; those without a text in their type have no error.
         texts: names of columns, each with the name that the message shows.
     """
-    of_text = {
-        name: shown for name, shown in texts.items() if "string" in rows.schema[name].dataType.simpleString()
+    conditions = {
+        shown: is_broken
+        for name, shown in texts.items()
+        if (is_broken := _broken_text(named_column(name), rows.schema[name].dataType)) is not None
     }
-    broken = F.concat_ws(
-        ", ",
-        *(
-            F.when(~F.is_valid_utf8(named_column(name).cast("string")), F.lit(shown))
-            for name, shown in of_text.items()
-        ),
-    )
+    broken = F.concat_ws(", ", *(F.when(is_broken, F.lit(shown)) for shown, is_broken in conditions.items()))
     return broken != "", NOT_UTF8, F.concat(F.lit("the record has bytes that aren't UTF-8 in "), broken)
+
+
+def json_message(rows: DataFrame, names: Sequence[str]) -> Column:
+    """Return columns as the JSON text of one object; a text that isn't UTF-8 ends the query.
+
+    JSON would have one character for all its bytes, so that values that differ were equal.
+    """
+    condition, _, message = not_utf8(rows, {name: name for name in names})
+    way_out = (
+        ", which a JSON text can't hold: leave such rows out (is_valid_utf8), or give the column as binary"
+    )
+    refusal = F.concat(F.lit(RECORD_REFUSED), message, F.lit(way_out))
+    whole = F.to_json(F.struct(*named_columns(names)), EXACT_JSON)
+    return F.when(condition, F.raise_error(refusal)).otherwise(whole)
+
+
+def _broken_text(value: Column, type_: DataType) -> Column | None:
+    """Return whether a value of a type holds a text that isn't UTF-8; None for a type without texts.
+
+    Binary values inside of it, such as those of a record's headers, may hold any bytes.
+    """
+    if isinstance(type_, StringType):
+        return ~F.is_valid_utf8(value)
+    if isinstance(type_, ArrayType):
+        return _any_broken(value, type_.elementType)
+    if isinstance(type_, MapType):
+        return _either(
+            _any_broken(F.map_keys(value), type_.keyType), _any_broken(F.map_values(value), type_.valueType)
+        )
+    if isinstance(type_, StructType):
+        return _either(*(_broken_text(value[field.name], field.dataType) for field in type_.fields))
+    return None
+
+
+def _any_broken(values: Column, type_: DataType) -> Column | None:
+    if _broken_text(F.lit(None), type_) is None:
+        return None
+    return F.exists(values, lambda value: cast(Column, _broken_text(value, type_)))
+
+
+def _either(*conditions: Column | None) -> Column | None:
+    known = [F.coalesce(condition, F.lit(False)) for condition in conditions if condition is not None]
+    return reduce(operator.or_, known) if known else None
 
 
 def latest_time(max_future: str, now: str | None) -> Column:

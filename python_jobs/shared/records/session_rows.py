@@ -20,8 +20,8 @@ from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import duration_micros, parse_duration
 from python_jobs.shared.core.origins import ORIGIN, Origin
 from python_jobs.shared.core.sessions import CLOSED, OPEN
-from python_jobs.shared.delta.keys import surrogate_key
-from python_jobs.shared.records.event_times import absence, first_error, not_utf8
+from python_jobs.shared.delta.keys import require_stable, surrogate_key
+from python_jobs.shared.records.event_times import absence, first_error, not_utf8, order_of
 from python_jobs.shared.spark.expressions import resolved
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, refuse_own_names
 from python_jobs.shared.spark.times import with_timestamp
@@ -102,17 +102,18 @@ class SessionRecords:
             rows = timed.select(
                 *(F.expr(expression).alias(name) for name, expression in self.key.items()),
                 *times,
-                self._order(list(times)[1:]).alias(ORDER),
+                self._order(timed, list(times)[1:]).alias(ORDER),
                 F.expr(self.value).cast("string").alias(VALUE),
                 F.struct(*(named_column(name) for name in records.columns)).alias(DEAD),
             )
         key = {name: name for name in self.key}
+        require_stable(rows, key, "the key's column")
         errors = [*absence(key, times), not_utf8(rows, {**key, VALUE: "value"})]
         return rows.select("*", *first_error(errors))
 
-    def _order(self, times: Sequence[str]) -> Column:
+    def _order(self, rows: DataFrame, times: Sequence[str]) -> Column:
         parts = [F.unix_micros(name) for name in times]
-        parts += [named_column(name).cast("bigint") for name in self.ties]
+        parts += order_of(rows, self.ties)
         return F.array(*parts) if parts else F.expr("cast(array() as array<bigint>)")
 
 

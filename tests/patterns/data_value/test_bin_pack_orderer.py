@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import threading
@@ -424,6 +425,25 @@ def test_an_http_api_that_says_not_enough_is_refused() -> None:
 
 
 OUTPUT = Output("a", "http", "http://localhost/bulk")
+
+
+@pytest.mark.parametrize("every", [None, "1 minute"])
+def test_a_record_s_times_keep_their_microseconds(
+    spark: SparkSession, tmp_path: Path, every: str | None
+) -> None:
+    fields = {"seen": "seen", "local": "local"}
+    if every is not None:
+        fields = {name: f"max({expression})" for name, expression in fields.items()}
+    params = Table(spark, tmp_path).parameters(outputs=[OUTPUT], every=every, ties=[], fields=fields)
+    rows = spark.sql(
+        "select 'A' as visit, '2024-01-01T10:00:00Z' as at, timestamp'2024-01-01 10:00:00.123456Z' as seen, "
+        "timestamp_ntz'2024-01-01 10:00:00.000001' as local"
+    )
+    ((_, _, _, payload),) = params.deliverable(params.judged(rows)).collect()
+    assert json.loads(payload) == {
+        "seen": "2024-01-01T10:00:00.123456Z",
+        "local": "2024-01-01T10:00:00.000001",
+    }
 
 
 @pytest.mark.parametrize(

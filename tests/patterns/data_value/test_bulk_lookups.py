@@ -61,6 +61,10 @@ def test_a_key_that_the_answer_leaves_out_has_no_value_and_others_keep_theirs(se
     found = lookups(server)
     found.look_up(["a", "b", "c", "d", "e"])
     assert found.answers == {"a": "x", "b": None, "c": '{"lat": 1.10, "n": "é"}', "d": "1e400", "e": None}
+    # JSON can escape half a pair, which UTF-8 can't hold, nor a table.
+    server.reset({}, b'{"mapped": {"f": "\\ud800", "g": "\\ud83d\\ude00"}}')
+    found.look_up(["f", "g"])
+    assert (found.answers["f"], found.answers["g"]) == ('"\\ud800"', "\N{GRINNING FACE}")
     # A key is sent as it is.
     server.reset({"a b&c=d#é/": "odd"})
     found.look_up(["a b&c=d#é/"])
@@ -149,7 +153,7 @@ def test_a_token_is_sent_and_settings_are_checked(server: GeoApi) -> None:
     for api, sentence in (
         ({"token_env": "GEO_TOKEN"}, "environment variable GEO_TOKEN, which token_env names, is not set"),
         ({"buffer": 0}, "buffer must be 1 or more, got 0"),
-        ({"url": "ftp://x"}, "url must begin with http:// or https://, got 'ftp://x'"),
+        ({"url": "ftp://x"}, "url must begin with http:// or https:// and name a host"),
     ):
         with pytest.raises(WrongUse, match=sentence):
             lookups(server, **api)

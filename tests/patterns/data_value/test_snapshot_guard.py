@@ -22,6 +22,7 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
     "by_value": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
     "by_time_and_value": {"strategy": TIMESTAMP, "check_cols": ["plan"]},
     "binary_key": {"strategy": TIMESTAMP},
+    "text_key": {"strategy": TIMESTAMP},
     "list_key": {"strategy": CHECK, "check_cols": ["plan"], "unique_key": ["id", "tenant"]},
     "evolving": {"strategy": TIMESTAMP, "check_cols": "all"},
     "refusing": {"strategy": TIMESTAMP},
@@ -211,13 +212,17 @@ def test_with_check_cols_a_newer_time_alone_opens_no_version(project: DbtProject
     )
 
 
-@stories.about("binary_key", "list_key")
+@stories.about("binary_key", "text_key", "list_key")
 def test_keys_whose_texts_are_equal_are_two_keys(project: DbtProject) -> Story:
-    """X'FF' and X'FE' are no UTF-8; ['a, b'] and ['a', 'b'] are written alike. One of each two changes.
+    """X'FF' and X'FE' are no UTF-8, also as texts; ['a, b'] and ['a', 'b'] are written alike. One of each two changes.
 
     The times of the lists have no time zone.
     """
-    keys = {"binary_key": ("X'FF'", "X'FE'"), "list_key": ("array('a, b')", "array('a', 'b')")}
+    keys = {
+        "binary_key": ("X'FF'", "X'FE'"),
+        "text_key": ("cast(X'FF' as string)", "cast(X'FE' as string)"),
+        "list_key": ("array('a, b')", "array('a', 'b')"),
+    }
     for plan, number in (("basic", 1), ("trial", 3)):
         for name, (first, second) in keys.items():
             time = "timestamp_ntz" if name == "list_key" else "timestamp"

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from python_jobs.idempotency import keyed_files
 from python_jobs.idempotency import keyed_sessions as job
 from python_jobs.idempotency.keyed_sessions import Parameters
-from python_jobs.idempotency.keyed_sinks import PostgresSink
+from python_jobs.idempotency.keyed_sinks import FileSink, PostgresSink
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.core.sessions import (
@@ -434,6 +434,12 @@ def test_in_kafka_a_batch_that_comes_again_has_the_keys_of_the_first(
     found = [(message.key(), message.value()) for message in broker.records(topic)]
     assert_rows(found, [(b"s1", b'["a"]'), (b"s2", b'["b"]')] * 2)
     assert dict(found) == {b"s1": b'["a"]', b"s2": b'["b"]'}
+
+
+def test_a_file_has_all_digits_of_a_time_and_each_column(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.sql("select timestamp'2024-11-20 10:00:00.123456Z' as at, cast(null as string) as page")
+    FileSink(spark, str(tmp_path)).write(rows, 7)
+    assert (tmp_path / "7.json").read_text() == '{"at":"2024-11-20T10:00:00.123456Z","page":null}\n'
 
 
 def test_a_run_has_one_file_whatever_the_clock_says(spark: SparkSession, tmp_path: Path) -> None:

@@ -111,6 +111,27 @@ def test_a_field_named_like_such_a_type_is_taken(spark: SparkSession) -> None:
     assert keys(spark, rows, content_hash("double")) == [of_json({"double": value})]
 
 
+def test_bytes_that_are_no_utf8_make_keys_of_their_own(
+    spark: SparkSession, render: MacroRenderer, ansi_modes: str
+) -> None:
+    """JSON has one character for each of them; the keys of all other values stay what they were."""
+    texts = ["x'ff'", "x'fe'", "x'ffff'", "x'efbfbd'"]  # the last one is the character by which JSON replaces
+    rows = "select * from values " + ", ".join(f"(cast({text} as string), {text})" for text in texts)
+    rows = f"select col1 as name, col2 as bytes, struct(col1 as a, col2 as b) as pair from ({rows})"
+    by_macro = render("surrogate_key", columns=["name"])
+    found = keys(spark, rows, by_macro)
+    assert len(set(found)) == 4
+    assert found[3] == of_json({"1": "\ufffd"})
+    assert found == keys(spark, rows, surrogate_key("name"))
+    assert len(set(keys(spark, rows, content_hash("name", "bytes")))) == 4
+    base64 = ["/w==", "/g==", "//8=", "77+9"]
+    assert keys(spark, rows, surrogate_key("bytes")) == [of_json({"1": text}) for text in base64]
+    whole, broken = (f"{rows} where is_valid_utf8(name) = {is_whole}" for is_whole in ("true", "false"))
+    assert keys(spark, whole, surrogate_key("pair")) == [of_json({"1": {"a": "\ufffd", "b": "77+9"}})]
+    with pytest.raises(PySparkException, match="a key takes no list or struct with a text that is not UTF-8"):
+        keys(spark, broken, surrogate_key("pair"))
+
+
 def test_an_absent_column_is_refused_by_name(spark: SparkSession) -> None:
     with pytest.raises(AnalysisException, match="`visit`"):
         keys(spark, "select 1 as visit_id", surrogate_key("visit"))

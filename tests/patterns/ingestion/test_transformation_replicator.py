@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -406,6 +407,24 @@ KEPT_LINES = [
     '{"devices": [{"type": "lg"}, null]}',
     "",
 ]
+
+
+def test_a_folder_with_other_files_is_never_replaced(replica: Replica) -> None:
+    """The replica replaces its folder as a whole: a target that was mistyped would lose all that is in it."""
+    source = replica.root / "production" / "users.json"
+    source.parent.mkdir()
+    source.write_text('{"id": "u1"}\n', encoding="utf-8")
+    replica.contract(CONTRACT)
+    mine = replica.target / "reports" / "2024.xlsx"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine", encoding="utf-8")
+    with pytest.raises(WrongUse, match=r"has reports, which is no file of a replica and would be deleted"):
+        replica.replicate(format="json", source=str(source))
+    assert mine.read_text(encoding="utf-8") == "mine"
+    shutil.rmtree(replica.target)
+    for _ in range(2):
+        replica.replicate(format="json", source=str(source))
+        assert replica.lines() == [f'{{"id": "{pseudonym("u1")}"}}']
 
 
 def test_json_lines_keep_the_text_of_what_leaves(replica: Replica) -> None:

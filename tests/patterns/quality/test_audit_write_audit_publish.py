@@ -125,6 +125,7 @@ MODELS = {
     "with_input_audit": AUDITED_INPUT,
     "flagged": FLAGGED,
     "drawn": DRAWN,
+    "neighbours": WHOLE,
     "deferred": DEFERRED,
     "upstream": "{{ config(materialized='table') }}\nselect 1 as id",
     "audited/by_default": "select user_id, page from INPUT",
@@ -540,6 +541,27 @@ def test_rows_staged_by_another_run_are_not_published(spark: SparkSession, rende
     assert_rows(spark.sql("select * from " + render("_awap_staged_rows", staging="staged_by_mine")), [(1,)])
     with pytest.raises(AnalysisException, match="lakehouse_patterns_staged_by"):
         spark.sql("select * from " + render("_awap_staged_rows", staging="staged_by_another"))
+
+
+@stories.about("neighbours")
+def test_a_table_that_awap_did_not_create_is_never_replaced(project: DbtProject) -> Story:
+    """The names are derived from the model's: somebody may have had them before."""
+    spark = project.spark
+    lines(spark, "", valid=4, invalid=1).createOrReplaceTempView("neighbours_input")
+    spark.sql(f"create schema if not exists {project.schema}__staging")
+    for schema, name in [
+        (project.schema, "neighbours__rejects"),
+        (project.schema, "neighbours__audit_results"),
+        (f"{project.schema}__staging", "neighbours"),
+    ]:
+        table = f"{schema}.{name}"
+        spark.sql(f"create table {table} using delta as select 'somebody''s' as run, 1 as amount")
+        message = yield FAILS
+        assert f"{name}` exists and was not created by awap: rename or drop it" in message
+        assert_rows(spark.table(table), [("somebody's", 1)])
+        spark.sql(f"drop table {table}")
+    yield PASSES
+    assert counts(project, "neighbours") == (4, 1)
 
 
 # The audit's SQL, without dbt ----

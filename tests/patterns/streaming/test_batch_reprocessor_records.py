@@ -15,6 +15,7 @@ from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.streaming import batch_reprocessor_records as job
+from python_jobs.streaming.corrections import ACTION, REPLACED, UNCHANGED, compared
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -123,3 +124,20 @@ def test_wrong_use_is_refused_in_one_sentence(topic: Topic) -> None:
             topic.run(**changes)
     with pytest.raises(NotReady, match="there is no Delta table"):
         topic.run(source=topic.path("nothing"))
+
+
+def test_rows_with_maps_and_variants_are_compared_by_their_content(spark: SparkSession) -> None:
+    """Spark compares neither."""
+    rows = {
+        name: spark.sql(
+            f"select * from values (1, 'a', '1.10'), (2, '{name}', '2'), (3, 'c', '{number}') as t(id, tag, number)"
+        ).selectExpr(
+            "id",
+            "map('tag', tag) as tags",
+            "array(named_struct('list', map(id, array(tag)))) as nested",
+            "parse_json(number) as number",
+        )
+        for name, number in (("old", "3.0"), ("new", "3.5"))
+    }
+    changes = compared(rows["new"], rows["old"], ["id"], "written_at")
+    assert_rows(changes.select("__id.id", ACTION), [(1, UNCHANGED), (2, REPLACED), (3, REPLACED)])

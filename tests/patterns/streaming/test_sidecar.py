@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import yaml
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.ingestion import change_data_feed
@@ -21,8 +22,9 @@ from python_jobs.shared.delta.commits import latest_version, write_once
 from python_jobs.shared.kafka import topics as kafka_topics
 from python_jobs.streaming import batch_sinks
 from python_jobs.streaming import sidecar as job
-from python_jobs.streaming.batch_sinks import SideSink
-from python_jobs.streaming.inputs import Source
+from python_jobs.streaming.batch_sinks import SideSink, TopicSink
+from python_jobs.streaming.gold_rows import as_message
+from python_jobs.streaming.inputs import Source, united
 from services.kafka import Broker, Record
 from tests.support.failing_write import failing_at
 from tests.support.rows import assert_rows
@@ -525,3 +527,48 @@ def test_queries_expressions_and_absent_sources_are_refused_before_anything_is_w
             job.run(spark, parameters(tmp_path, web, sinks=[sink]))
     with pytest.raises(NotReady, match="has no batches yet"):
         job.run(spark, parameters(tmp_path, web, action="repair", missing=str(tmp_path / "missing")))
+
+
+def test_two_names_of_one_table_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """The second sink's batches have the numbers of the first one's: Delta would skip them silently."""
+    source, out, again = f"{tmp_path}/web", f"{tmp_path}/out", f"{tmp_path}/./out/"
+    spark.range(3).write.format("delta").save(source)
+    sinks = [
+        SideSink("one", "select id from {rows}", out),
+        SideSink("two", "select -id as id from {rows}", again),
+    ]
+    for changes in ({"sinks": sinks}, {"target": f"{source}/"}):
+        given: dict[str, Any] = {"target": f"{tmp_path}/all"} | changes
+        parameters = job.Parameters(
+            sources=[Source("web", {"id": "id"}, source)], checkpoint=f"{tmp_path}/checkpoint", **given
+        )
+        with pytest.raises(WrongUse, match=r"' and '.*' are one table: target, missing, sinks and sources"):
+            job.run(spark, parameters)
+
+
+def test_a_message_never_has_replaced_characters(spark: SparkSession, tmp_path: Path) -> None:
+    """JSON has one character for all bytes that aren't UTF-8. Bytes of a binary column are base64."""
+    sink = TopicSink(SideSink("out", "select * from {rows}", topic="out"), {})
+    with pytest.raises(
+        PySparkException, match="record refused: the record has bytes that aren't UTF-8 in page"
+    ):
+        sink.messages(spark.sql("select 1 as id, cast(x'ff' as string) as page")).collect()
+    whole = sink.messages(spark.sql("select 1 as id, x'ff' as page, '\ufffd' as title"))
+    assert_rows(whole, [("out", None, '{"id":1,"page":"/w==","title":"\ufffd"}')])
+    gold = spark.sql("select cast(x'ff' as string) as page, 1 as visits")
+    with pytest.raises(
+        PySparkException, match="record refused: the record has bytes that aren't UTF-8 in page"
+    ):
+        as_message(gold, ["visits"]).collect()
+    assert_rows(as_message(gold.drop("page"), ["visits"]), [('{"visits":1}', '{"visits":1}')])
+
+
+def test_an_absent_source_has_a_checkpoint_in_any_folder(spark: SparkSession, tmp_path: Path) -> None:
+    """`{1` would be the begin of a pattern."""
+    checkpoint = f"{tmp_path}/run{{1 [a], b"
+    absent = Source("absent", {"id": "id"}, f"{tmp_path}/absent")
+    (given,) = job.Parameters(sources=[absent], target=f"{tmp_path}/t", checkpoint=checkpoint).inputs(spark)
+    rows = united(spark, [given], spark.range(0).schema, checkpoint)
+    query = rows.writeStream.format("noop").option("checkpointLocation", f"{checkpoint}/query")
+    running = query.trigger(availableNow=True).start()
+    assert running.awaitTermination(60)

@@ -91,7 +91,7 @@ class Releases(SessionStream):
 
 @pytest.fixture(scope="module")
 def stream(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Releases:
-    return Releases(spark, tmp_path_factory.mktemp("releases"))
+    return Releases(spark, tmp_path_factory.mktemp("releases [1], {a} %20b"))
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class WordCount:
     """A folder of files, and a query that counts their words."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.folder, self.checkpoint = spark, folder, folder / "checkpoint"
+        self.spark, self.folder, self.checkpoint = spark, folder, folder / "checkpoint [1], {a} b"
         (folder / "words").mkdir()
 
     def add(self, number: int) -> None:
@@ -458,6 +458,8 @@ def test_a_batch_that_is_not_there_is_refused(words: WordCount, spark: SparkSess
         ({"batch": "2"}, "takes either to, a new folder, or backup"),
         ({"batch": "2", "name": "v1", **to}, "takes either batch or name"),
         ({"batch": "2", "to": str(words.folder / "words")}, "exists already"),
+        ({"batch": "2", "to": str(words.checkpoint / "old")}, "lies in the checkpoint itself"),
+        ({"batch": "2", "backup": str(words.checkpoint / "old")}, "lies in the checkpoint itself"),
         ({"name": "../v1", **to}, "name must be letters"),
     ]:
         with pytest.raises(WrongUse, match=sentence):

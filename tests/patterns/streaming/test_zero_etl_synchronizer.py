@@ -83,11 +83,13 @@ class Lake:
         configuration = self.folder / "synchronized_topics.yml"
         configuration.write_text(yaml.safe_dump({"topics": chosen}))
         text = snippet(PAGE, f"{HERE}::test_each_record_is_there_once_whatever_happened").replace("\\\n", " ")
-        text = text.replace("synchronized_topics.yml", str(configuration)).replace(
-            "--root ", f"--root {self.folder}/"
-        )
         words = shlex.split(text.replace("localhost:9092", self.broker.bootstrap_servers))[2:]
-        for name, value in ({"now": f"2024-03-01T{clock}"} | changes).items():
+        own = {
+            "now": f"2024-03-01T{clock}",
+            "configuration": configuration,
+            "root": f"{self.folder}/{words[words.index('--root') + 1]}",
+        }
+        for name, value in (own | changes).items():
             words += [f"--{name}", str(value)]
         report = job.run(self.spark, parse_parameters(job.Parameters, words)[0])
         return {topic.removeprefix(PREFIX): result for topic, result in report["topics"].items()}
@@ -109,7 +111,7 @@ class Lake:
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     spark.sql(f"create database raw location '{tmp_path_factory.mktemp('database')}'")
-    yield Lake(spark, broker, tmp_path_factory.mktemp("lake"))
+    yield Lake(spark, broker, tmp_path_factory.mktemp("lake [1], {a} %20b"))
     spark.sql("drop database raw cascade")
 
 
