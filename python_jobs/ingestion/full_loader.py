@@ -43,7 +43,7 @@ from python_jobs.shared.core.failures import DataRefused, WrongUse, given, prese
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.core.paths import absolute, is_path
 from python_jobs.shared.delta.commits import commit_note, commits, find_commit, latest_commit, write_once
-from python_jobs.shared.delta.tables import read_table, read_version, table_exists
+from python_jobs.shared.delta.tables import delta_table, read_table, read_version, table_exists
 from python_jobs.shared.files.readiness_names import UPKEEP
 from python_jobs.shared.files.sources import (
     parse_schema,
@@ -60,6 +60,8 @@ from python_jobs.shared.spark.sql_text import named_column, named_columns, strin
 NOTE = "full_loader"
 
 _VERSION = re.compile(r"\d{8}")
+_VERSION_OF = "lakehouse_patterns.full_loader.version"
+"""Table property of a version's table: its version."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ def findings(rows: DataFrame, key: Sequence[str], not_null: Sequence[str]) -> Da
 
 def load(spark: SparkSession, parameters: Parameters) -> Loaded:
     """Write the dataset to the version's table in one commit, unless its files are there already."""
+    _require_own(spark, parameters)
     files = [] if parameters.format == "postgres" else source_files(spark, parameters)
     identity = source_identity(parameters, files) if files else None
     if identity is not None and table_exists(spark, parameters.version_table):
@@ -189,7 +192,24 @@ def load(spark: SparkSession, parameters: Parameters) -> Loaded:
             read = database.read(given(parameters.table, "table"), numerics_as_text=True)
             rows = with_schema(read, parse_schema(parameters.schema))
         note = {"version": parameters.version_name, "source": identity}
-        return Loaded(replace_table(spark, rows, parameters.version_table, note), is_new=True)
+        own = {_VERSION_OF: parameters.version_name}
+        return Loaded(replace_table(spark, rows, parameters.version_table, note, own), is_new=True)
+
+
+def _require_own(spark: SparkSession, parameters: Parameters) -> None:
+    """Refuse to replace a table that has the version's name and isn't one of this job.
+
+    Raises:
+        WrongUse: there is such a table.
+    """
+    table = parameters.version_table
+    if not table_exists(spark, table):
+        return
+    properties = delta_table(spark, table).detail().select("properties").collect()[0][0]
+    # Tables of earlier releases have no property; their commits have the version.
+    versions = (properties.get(_VERSION_OF), exposed_version(spark, table).get("version"))
+    if parameters.version_name not in versions:
+        raise WrongUse(f"{table} exists and was not created by this job: rename or drop it")
 
 
 def check(spark: SparkSession, parameters: Parameters, rows: DataFrame) -> dict[str, int]:
@@ -246,9 +266,17 @@ def exposed_version(spark: SparkSession, target: str) -> dict[str, Any]:
     return {}
 
 
-def replace_table(spark: SparkSession, rows: DataFrame, table: str, note: Mapping[str, Any]) -> int:
-    """Replace rows and schema of a table in one commit; return its Delta version."""
-    user_metadata = write_once(spark, rows, table, replace_all=True, note={NOTE: dict(note)})
+def replace_table(
+    spark: SparkSession,
+    rows: DataFrame,
+    table: str,
+    note: Mapping[str, Any],
+    properties: Mapping[str, str] | None = None,
+) -> int:
+    """Replace rows and schema of a table in one commit; return its Delta version. A new one gets the properties."""
+    user_metadata = write_once(
+        spark, rows, table, replace_all=True, properties=properties, note={NOTE: dict(note)}
+    )
     commit = find_commit(spark, table, user_metadata)
     return int(present(commit, f"the commit of the rows written to {table}")["version"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,26 @@ def test_old_versions_are_dropped_but_not_the_exposed_one_nor_strangers(devices:
     ]  # fmt: skip
     with pytest.raises(WrongUse, match=r"20240102 of .* is not there; kept are 20230101, 20240101, 20240103"):
         devices.load("2024-01-02", step="expose")
+
+
+def test_a_table_that_only_has_a_version_s_name_is_never_replaced(devices: Devices) -> None:
+    devices.land("2024-01-01", DEVICES)
+    stranger = f"{devices.target}_20240101"
+    devices.spark.range(1).write.format("delta").save(stranger)
+    with pytest.raises(
+        WrongUse, match=r"devices_20240101 exists and was not created by this job: rename or drop"
+    ):
+        devices.load("2024-01-01")
+    assert_rows(devices.spark.read.format("delta").load(stranger), [(0,)])
+    # A table of an earlier release has no property, and one that was optimized is still ours.
+    shutil.rmtree(stranger)
+    devices.load("2024-01-01")
+    devices.spark.sql(
+        f"alter table delta.`{stranger}` unset tblproperties ('lakehouse_patterns.full_loader.version')"
+    )
+    devices.spark.sql(f"optimize delta.`{stranger}`")
+    devices.land("2024-01-01", DEVICES_2)
+    assert devices.load("2024-01-01")["loaded"]
 
 
 def test_a_table_of_the_catalog(devices: Devices) -> None:
