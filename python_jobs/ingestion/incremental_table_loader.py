@@ -68,7 +68,7 @@ from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.postgres.snapshots import PostgresParameters, one_snapshot, quote, time_slices
 from python_jobs.shared.spark.job import run_job
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, timestamp_literal
-from python_jobs.shared.spark.times import full_timestamp
+from python_jobs.shared.spark.times import EXACT_JSON, full_timestamp
 
 APP_ID = "lakehouse_patterns.incremental_table_loader"
 
@@ -213,7 +213,7 @@ def undated(rows: DataFrame, delta_column: str, delta_expression: str | None) ->
             unparsable
         )
     return rows.where(named_column(delta_column).isNull()).select(
-        F.to_json(F.struct(*named_columns(columns)), {"ignoreNullFields": "false"}).alias("source_row"),
+        F.to_json(F.struct(*named_columns(columns)), EXACT_JSON).alias("source_row"),
         reason.alias("reason"),
     )
 

@@ -118,6 +118,18 @@ def test_values_are_kept_as_they_are(legacy: Legacy) -> None:
 # --- rejects ---------------------------------------------------------------------------------------------
 
 
+def test_rejects_that_differ_in_a_microsecond_are_two(spark: SparkSession) -> None:
+    """Rejects that are there are left out by their text: with less digits the second one would be lost."""
+    rows = spark.sql(
+        "select cast(null as timestamp) as at, timestamp_micros(1709287200000000 + micros) as seen "
+        "from values (1), (2) as t(micros)"
+    )
+    assert_rows(
+        incremental_table_loader.undated(rows, "at", None).select("source_row"),
+        [(f'{{"at":null,"seen":"2024-03-01T10:00:00.00000{digit}Z"}}',) for digit in (1, 2)],
+    )
+
+
 def test_rows_without_an_ingestion_time_are_counted_and_kept_aside(legacy: Legacy) -> None:
     legacy.add(
         visit("v1", at(10)), visit("n1", None), visit("n1", None), visit("n2", None), visit("v2", at(11))
