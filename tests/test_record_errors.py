@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -18,7 +17,6 @@ from python_jobs.data_value import (
 from python_jobs.data_value.bulk_sinks import Output
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.records.event_times import not_utf8, order_of
-from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 
 ANY_BYTES = "struct<string_hash: binary, name: string>"
@@ -131,21 +129,6 @@ def test_a_key_without_a_stable_text_is_refused_before_the_query(spark: SparkSes
     ):
         with pytest.raises(WrongUse, match=r"'id' is a .*: a key takes no float, double or map"):
             attempt()
-
-
-def test_sessions_in_sql_refuse_other_ties_than_integers(
-    spark: SparkSession, render: MacroRenderer, ansi_modes: str
-) -> None:
-    spark.sql(
-        "select 'v' as id, timestamp'2024-03-01 10:00:00' as at, 1 as number, 'a' as seen"
-    ).createOrReplaceTempView("with_ties")
-    given = {
-        "events": "with_ties", "owner": "id", "event_time": "at", "value": "id", "partition": "true",
-        "first_run": "2024-03-01T09",
-    }  # fmt: skip
-    assert spark.sql(render("rejected_session_events", **given, ties="number")).count() == 1
-    with pytest.raises(PySparkException, match="ties must be integer columns, 'seen' is none"):
-        spark.sql(render("rejected_session_events", **given, ties=["number", "seen"])).collect()
 
 
 def test_the_job_of_sessions_by_run_refuses_them_before_it_reads(spark: SparkSession, tmp_path: Path) -> None:

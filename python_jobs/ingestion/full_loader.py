@@ -34,6 +34,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -206,9 +207,9 @@ def _require_own(spark: SparkSession, parameters: Parameters) -> None:
     if not table_exists(spark, table):
         return
     properties = delta_table(spark, table).detail().select("properties").collect()[0][0]
-    # Tables of earlier releases have no property; their commits have the version.
-    versions = (properties.get(_VERSION_OF), exposed_version(spark, table).get("version"))
-    if parameters.version_name not in versions:
+    # Delta keeps no such property of a table by path, and earlier releases set none: their commits have the version.
+    noted = (_note_of(entry.asDict()).get("version") for entry in commits(spark, table))
+    if parameters.version_name not in chain([properties.get(_VERSION_OF)], noted):
         raise WrongUse(f"{table} exists and was not created by this job: rename or drop it")
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from python_jobs.shared.delta.keyed_tables import DeltaSink
-from python_jobs.shared.spark.sql_text import named_column, named_columns
+from python_jobs.shared.spark.sql_text import named_column, named_columns, taken_names
 from python_jobs.shared.spark.times import EXACT_JSON
 
 ADDED, REPLACED, REMOVED, UNCHANGED = "added", "replaced", "removed", "unchanged"
@@ -58,9 +58,11 @@ def _comparable(value: Column, type_: str) -> Column:
 def write_corrections(sink: DeltaSink, changes: DataFrame, within: str = "") -> None:
     """Write the rows of :func:`compared` that make a difference; ``within`` is as in :meth:`.DeltaSink.correct`."""
     changed = changes.where(F.col(ACTION).isin(ADDED, REPLACED, REMOVED))
-    is_gone = (F.col(ACTION) == REMOVED).alias(_IS_GONE)
-    rows = changed.select(F.coalesce(NEW, OLD).alias("__row"), is_gone).select("__row.*", _IS_GONE)
-    sink.correct(rows, _IS_GONE, within)
+    is_gone = _IS_GONE
+    while taken_names(changes.select(f"{NEW}.*").columns, by=[is_gone]):  # a user's column may have any name
+        is_gone += "_"
+    rows = changed.select(F.coalesce(NEW, OLD).alias("__row"), (F.col(ACTION) == REMOVED).alias(is_gone))
+    sink.correct(rows.select("__row.*", is_gone), is_gone, within)
 
 
 def as_struct(columns: Sequence[str]) -> Column:

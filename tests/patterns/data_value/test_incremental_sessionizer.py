@@ -250,6 +250,15 @@ def test_a_session_goes_on_opens_or_ends_and_unusable_visits_are_rejected(
     )
 
 
+def test_ties_that_are_no_integers_end_the_query(
+    spark: SparkSession, render: MacroRenderer, visits: str, ansi_modes: str
+) -> None:
+    """A cast would make one event of those that differ in a text."""
+    rows = pending(spark, (*PUBLISHED, at("09:00")))
+    with pytest.raises(PySparkException, match="ties must be integer columns, 'page' is none"):
+        spark.sql(render("incremental_sessions", **a_run(visits, rows, ties=["offset", "page"]))).collect()
+
+
 def test_batch_and_stream_give_a_session_the_same_id(
     spark: SparkSession, render: MacroRenderer, visits: str
 ) -> None:

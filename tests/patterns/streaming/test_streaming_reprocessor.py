@@ -91,7 +91,7 @@ class Releases(SessionStream):
 
 @pytest.fixture(scope="module")
 def stream(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Releases:
-    return Releases(spark, tmp_path_factory.mktemp("releases [1], {a} %20b"))
+    return Releases(spark, tmp_path_factory.mktemp("releases [1], {a} b"))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Lake:
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     spark.sql(f"create database raw location '{tmp_path_factory.mktemp('database')}'")
-    yield Lake(spark, broker, tmp_path_factory.mktemp("lake [1], {a} %20b"))
+    yield Lake(spark, broker, tmp_path_factory.mktemp("lake [1], {a} b"))
     spark.sql("drop database raw cascade")
 
 
