@@ -17,7 +17,7 @@ from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.delta.streams import append, batch_options, create_table, nullable
 from python_jobs.shared.delta.tables import table_exists
 from python_jobs.shared.kafka.topics import describe_topics, publish
-from python_jobs.shared.records.event_times import json_message
+from python_jobs.shared.records.json_messages import json_message
 from python_jobs.shared.spark.queries import user_query
 from python_jobs.shared.spark.sql_text import require_free_names
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import DoubleType, FloatType
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
-from python_jobs.shared.records.event_times import json_message
+from python_jobs.shared.records.json_messages import json_message
 from python_jobs.shared.spark.expressions import first_line
 from python_jobs.shared.spark.sql_text import identifier, named_column, named_columns, taken_names
 from python_jobs.shared.spark.times import with_timestamp

@@ -25,9 +25,7 @@ from pyspark.sql.types import (
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_time
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
-from python_jobs.shared.spark.job import RECORD_REFUSED
 from python_jobs.shared.spark.sql_text import named_column, named_columns
-from python_jobs.shared.spark.times import EXACT_JSON
 
 NULL_KEY, NULL_TIME, NOT_UTF8 = "NULL_KEY", "NULL_TIME", "NOT_UTF8"
 FUTURE_EVENT_TIME = "FUTURE_EVENT_TIME"
@@ -90,20 +88,6 @@ def not_utf8(rows: DataFrame, texts: Mapping[str, str]) -> tuple[Column, str, Co
     }
     broken = F.concat_ws(", ", *(F.when(is_broken, F.lit(shown)) for shown, is_broken in conditions.items()))
     return broken != "", NOT_UTF8, F.concat(F.lit("the record has bytes that aren't UTF-8 in "), broken)
-
-
-def json_message(rows: DataFrame, names: Sequence[str]) -> Column:
-    """Return columns as the JSON text of one object; a text that isn't UTF-8 ends the query.
-
-    JSON would have one character for all its bytes, so that values that differ were equal.
-    """
-    condition, _, message = not_utf8(rows, {name: name for name in names})
-    way_out = (
-        ", which a JSON text can't hold: leave such rows out (is_valid_utf8), or give the column as binary"
-    )
-    refusal = F.concat(F.lit(RECORD_REFUSED), message, F.lit(way_out))
-    whole = F.to_json(F.struct(*named_columns(names)), EXACT_JSON)
-    return F.when(condition, F.raise_error(refusal)).otherwise(whole)
 
 
 def _broken_text(value: Column, type_: DataType) -> Column | None:

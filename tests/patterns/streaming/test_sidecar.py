@@ -553,8 +553,8 @@ def test_a_message_never_has_replaced_characters(spark: SparkSession, tmp_path: 
         PySparkException, match="record refused: the record has bytes that aren't UTF-8 in page"
     ):
         sink.messages(spark.sql("select 1 as id, cast(x'ff' as string) as page")).collect()
-    whole = sink.messages(spark.sql("select 1 as id, x'ff' as page, '\ufffd' as title"))
-    assert_rows(whole, [("out", None, '{"id":1,"page":"/w==","title":"\ufffd"}')])
+    whole = sink.messages(spark.sql("select 1 as id, x'ff' as page, '\ufffd' as title, string(null) as none"))
+    assert_rows(whole, [("out", None, '{"id":1,"page":"/w==","title":"\ufffd","none":null}')])
     gold = spark.sql("select cast(x'ff' as string) as page, 1 as visits")
     with pytest.raises(
         PySparkException, match="record refused: the record has bytes that aren't UTF-8 in page"
