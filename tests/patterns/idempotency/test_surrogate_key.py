@@ -126,7 +126,9 @@ def test_bytes_that_are_no_utf8_make_keys_of_their_own(
     assert len(set(keys(spark, rows, content_hash("name", "bytes")))) == 4
     base64 = ["/w==", "/g==", "//8=", "77+9"]
     assert keys(spark, rows, surrogate_key("bytes")) == [of_json({"1": text}) for text in base64]
-    whole, broken = (f"{rows} where is_valid_utf8(name) = {is_whole}" for is_whole in ("true", "false"))
+    whole, broken = (
+        f"select * from ({rows}) where is_valid_utf8(name) = {is_whole}" for is_whole in ("true", "false")
+    )
     assert keys(spark, whole, surrogate_key("pair")) == [of_json({"1": {"a": "\ufffd", "b": "77+9"}})]
     with pytest.raises(PySparkException, match="a key takes no list or struct with a text that is not UTF-8"):
         keys(spark, broken, surrogate_key("pair"))
