@@ -75,7 +75,7 @@ class Story:
     def run(self, **changes: Any) -> dict[str, Any]:
         """Run the page's command and return its report."""
         file = self.folder / "sidecar.yml"
-        file.write_text(yaml.safe_dump(self.config | changes))
+        file.write_text(yaml.safe_dump(self.config | changes, sort_keys=False))
         return job.run(self.spark, parse_parameters(job.Parameters, ["--config", str(file)])[0])
 
     def table(self, name: str) -> DataFrame:
