@@ -237,9 +237,11 @@ def test_late_data_detector_takes_columns_of_any_name(spark: SparkSession) -> No
         "error_message",
     }
     assert_rows(
-        judged.selectExpr("Value", "text", "late", "`a.b`", "now", "is_late", "delay_seconds", "error_class"),
-        [("2024-03-01T11:00:00Z", 1, 2, 3, 4, True, 3600.0, None)],
+        judged.selectExpr("Value", "text", "late", "`a.b`", "now", "is_late", "error_class"),
+        [("2024-03-01T11:00:00Z", 1, 2, 3, 4, True, None)],
     )
+    tally = late_data_detector.Tally(("a.b", "now"), [("3", "4")])
+    assert tally.usable(judged, names).columns == [*names, *late_data_detector.JUDGEMENT_COLUMNS]
 
 
 def test_transformation_replicator_and_data_overwrite_take_columns_of_any_name(

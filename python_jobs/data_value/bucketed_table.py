@@ -40,7 +40,8 @@ from python_jobs.shared.core.paths import is_path
 from python_jobs.shared.delta.streams import empty_source
 from python_jobs.shared.delta.tables import read_table
 from python_jobs.shared.spark.job import run_job
-from python_jobs.shared.spark.sql_text import identifier, named_columns, properties_list, string_literal
+from python_jobs.shared.spark.owned_relations import is_own, quoted_relation, replace_view, require_own
+from python_jobs.shared.spark.sql_text import identifier, named_columns, properties_list
 
 _COPY = re.compile(r"_copy_(\d+)")
 _OWNER = "lakehouse_patterns.bucketed_table.view"
@@ -83,7 +84,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
         raise WrongUse(
             f"key names no column of the source: {', '.join(unknown)}; it has {', '.join(columns)}"
         )
-    _require_own_view(spark, params.view)
+    require_own(spark, params.view, _OWNER, params.view)
     copies, others = copies_of(spark, params.view), _numbers(spark, params.view)
     if copies:
         _require_agreed(spark, params, name_of(params.view, copies[-1]))
@@ -92,18 +93,15 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     while not _is_written(read_table(spark, params.source), name_of(params.view, number), params):
         number += 1
     table = name_of(params.view, number)
-    own = properties_list({_OWNER: params.view})
-    spark.sql(
-        f"create or replace view {_quoted(params.view)} tblproperties {own} as select * from {_quoted(table)}"
-    )
+    replace_view(spark, params.view, _OWNER, params.view, f"select * from {quoted_relation(table)}")
     for former in copies[:-1]:
-        spark.sql(f"drop table {_quoted(name_of(params.view, former))}")
+        spark.sql(f"drop table {quoted_relation(name_of(params.view, former))}")
     return {"view": params.view, "copy": table, "buckets": params.buckets}
 
 
 def copies_of(spark: SparkSession, view: str) -> list[int]:
     """Return the numbers of the copies, the newest last; one that a run left without moving the view is among them."""
-    return [number for number in _numbers(spark, view) if _is_own(spark, name_of(view, number), view)]
+    return [number for number in _numbers(spark, view) if is_own(spark, name_of(view, number), _OWNER, view)]
 
 
 def name_of(view: str, number: int) -> str:
@@ -113,7 +111,7 @@ def name_of(view: str, number: int) -> str:
 
 def bucketing(spark: SparkSession, table: str) -> tuple[int, list[str]]:
     """Return the number of buckets and the key of a bucketed table."""
-    described = spark.sql(f"describe extended {_quoted(table)}").collect()
+    described = spark.sql(f"describe extended {quoted_relation(table)}").collect()
     details = {row["col_name"]: row["data_type"] for row in described}
     names = re.findall(r"`((?:[^`]|``)+)`", details["Bucket Columns"])
     return int(details["Num Buckets"]), [name.replace("``", "`") for name in names]
@@ -129,7 +127,7 @@ def _is_written(rows: DataFrame, table: str, params: Parameters) -> bool:
     try:
         # One statement: a copy without its property would stay for good.
         rows.sparkSession.sql(
-            f"create table {_quoted(table)} using parquet clustered by ({key}) sorted by ({key}) into "
+            f"create table {quoted_relation(table)} using parquet clustered by ({key}) sorted by ({key}) into "
             f"{params.buckets} buckets tblproperties {own} as select * from {given}"
         )
     except PySparkException as failure:
@@ -153,19 +151,6 @@ def _numbers(spark: SparkSession, view: str) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def _is_own(spark: SparkSession, relation: str, view: str) -> bool:
-    """Return whether a relation has this job's property for a view."""
-    found = spark.sql(f"show tblproperties {_quoted(relation)} ({string_literal(_OWNER)})").collect()
-    return found[0]["value"].lower() == view.lower()
-
-
-def _require_own_view(spark: SparkSession, view: str) -> None:
-    if spark.catalog.tableExists(_quoted(view)) and not _is_own(spark, view, view):
-        raise WrongUse(
-            f"{view} exists and was not created by this job: rename or drop it, or name another view"
-        )
-
-
 def _require_agreed(spark: SparkSession, params: Parameters, copy: str) -> None:
     buckets, key = bucketing(spark, copy)
     if not params.reorganise and (buckets, key) != (params.buckets, params.key):
@@ -174,10 +159,6 @@ def _require_agreed(spark: SparkSession, params: Parameters, copy: str) -> None:
             f"{', '.join(params.key)} are asked for: joins with other tables of {buckets} buckets would shuffle; write "
             "all rows by the new number with --reorganise true"
         )
-
-
-def _quoted(name: str) -> str:
-    return ".".join(identifier(part) for part in name.split("."))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -52,6 +51,7 @@ from python_jobs.shared.delta.streams import (
 from python_jobs.shared.delta.table_streams import TableStream
 from python_jobs.shared.delta.tables import read_table, table_exists
 from python_jobs.shared.spark.job import run_job
+from python_jobs.shared.spark.observations import observed_metrics
 from python_jobs.shared.spark.sql_text import named_columns, require_free_names, string_literal
 
 REJECTED_BY = "rejected_by"
@@ -251,11 +251,7 @@ class Interceptor:
             WrongUse: no action ran over the rows, now or within ``timeout_seconds``.
         """
         observation = self._observation
-        metrics: dict[str, Any] = {}
-        if observation is not None:  # without an action `get` would wait for ever
-            waiting = threading.Thread(target=lambda: metrics.update(observation.get), daemon=True)
-            waiting.start()
-            waiting.join(timeout_seconds)
+        metrics = {} if observation is None else observed_metrics(observation, timeout_seconds)
         if not metrics:
             raise WrongUse("no action ran over the filtered rows: write them before asking for the counts")
         return _counts(metrics, self.conditions)

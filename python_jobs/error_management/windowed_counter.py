@@ -21,7 +21,7 @@ open until later events come.
 Submit (available data, then stop)::
 
     spark-submit python_jobs/error_management/windowed_counter.py \
-        --source lakehouse/silver/visits_on_time --target lakehouse/gold/visits_by_10_minutes \
+        --source lakehouse/silver/visits_by_lateness --target lakehouse/gold/visits_by_10_minutes \
         --checkpoint lakehouse/checkpoints/visits_by_10_minutes --delay "1 hour" --window "10 minutes" \
         --group_by '[page]'
 

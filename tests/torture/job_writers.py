@@ -363,8 +363,7 @@ def late_visits(spark: SparkSession, folder: Path) -> None:
         **file_by_file(
             folder,
             source="visits",
-            on_time="on_time",
-            late="late",
+            target="flagged",
             dead_letter="dead",
             watermarks="watermarks",
         ),
@@ -547,7 +546,7 @@ def job_writers() -> Iterator[Writer]:
         "dead_letter_queue", dead_letters, dead_letter_discarded, ("dead",), adds_once=True, on_cluster=False
     )
     yield stream("windowed_deduplicator", visits_by_day, unique_visits, ("unique",))
-    yield stream("late_data_detector", visits_by_day, late_visits, ("on_time", "late", "watermarks"))
+    yield stream("late_data_detector", visits_by_day, late_visits, ("flagged", "watermarks"))
     yield stream("windowed_counter", visits_by_day, counted_windows, ("counts",))
     yield stream("keyed_sessions", appended_visits, sessions, ("sessions",))
     yield stream("dynamic_joiner", visits_and_ads, visits_with_ads, ("joined",))

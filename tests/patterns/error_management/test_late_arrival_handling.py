@@ -82,8 +82,8 @@ class Visits:
         return self.count("revised", now=f"{NEXT_DAY}T{now}")
 
     def split(self) -> dict[str, Any]:
-        names = ("on_time", "late", "dead_letter", "watermarks", "checkpoint")
-        given = {"source": self.path("visits"), **{name: self.path(name) for name in names}}
+        names = ("target", "dead_letter", "watermarks", "checkpoint")
+        given = {"source": self.path("visits"), **{name: self.path(f"split_{name}") for name in names}}
         given |= {"allowed_lateness": "10 minutes", "max_files_per_trigger": 1, "now": f"{NEXT_DAY}T00:00"}
         return late_data_detector.run(self.spark, late_data_detector.Parameters(**given))
 
@@ -136,11 +136,12 @@ def test_drop_leaves_the_late_visit_out_and_counts_it(visits: Visits) -> None:
 def test_side_output_has_the_late_visit_once_and_on_time_and_side_are_the_input(visits: Visits) -> None:
     report = visits.split()
     assert (report["read"], report["on_time"], report["late"], report["dead"]) == (6, 5, 1, 0)
-    assert_rows(visits.table("late"), [(6,)], ["visit_id"])
-    both = visits.table("on_time").unionByName(visits.table("late"))
-    assert_rows(both, [(1,), (2,), (3,), (4,), (5,), (6,)], ["visit_id"])
+    both = visits.table("split_target")
+    assert_rows(
+        both, [(1, False), (2, False), (3, False), (4, False), (5, False), (6, True)], ["visit_id", "is_late"]
+    )
     assert visits.split()["read"] == 0
-    assert visits.table("late").count() == 1
+    assert visits.table("split_target").where("is_late").count() == 1
 
 
 def test_update_revises_the_window_and_the_day_s_aggregate_picks_it_up(visits: Visits) -> None:

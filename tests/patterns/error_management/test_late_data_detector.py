@@ -17,10 +17,11 @@ from pyspark.sql import functions as F
 from python_jobs.error_management import late_data_detector as job
 from python_jobs.error_management import windowed_counter
 from python_jobs.error_management.late_data_detector import Parameters
-from python_jobs.error_management.watermarks import Policy, State, advance, is_late
+from python_jobs.error_management.watermarks import Partition, Policy, State, advance, is_late
 from python_jobs.shared.core.command_line import parse_parameters
-from python_jobs.shared.core.failures import DataRefused, NotReady, WrongUse
+from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from tests.support.dbt_project import DbtProject
+from tests.support.other_commits import commit
 from tests.support.render import MacroRenderer
 from tests.support.rows import assert_rows
 from tests.support.session import setting
@@ -120,7 +121,7 @@ def _as_text(clock: str | None) -> str | None:
 
 
 class Stream:
-    """A source table, the four targets and the checkpoint of one test."""
+    """A source table, the three tables that the job writes and the checkpoint of one test."""
 
     SCHEMA = "visit_id int, event_time string, topic string, partition int"
 
@@ -139,7 +140,7 @@ class Stream:
         )
 
     def given(self, **changes: Any) -> dict[str, Any]:
-        tables = ("source", "on_time", "late", "dead_letter", "watermarks", "checkpoint")
+        tables = ("source", "target", "dead_letter", "watermarks", "checkpoint")
         given = {name: self.path(name) for name in tables} | {"allowed_lateness": "30 minutes", "now": NOW}
         return given | {"partition_column": "partition", "source_column": "topic"} | changes
 
@@ -147,6 +148,9 @@ class Stream:
         return job.run(self.spark, Parameters(**self.given(**changes)))
 
     def table(self, name: str) -> DataFrame:
+        """Return a table, or those rows of the target that are on_time or late."""
+        if name in ("on_time", "late"):
+            return job.outcome(self.table("target"), late=name == "late")
         return self.spark.read.format("delta").load(self.path(name))
 
     def versions(self) -> dict[str, int]:
@@ -164,7 +168,10 @@ class TestSplit:
 
     @pytest.fixture(scope="class")
     @staticmethod
-    def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Stream, dict[str, Any]]:
+    def ran(
+        spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    ) -> tuple[Stream, dict[str, Any], list[int]]:
+        """Return the stream, its report, and the numbers of records that a pass of its own has counted."""
         stream = Stream(spark, tmp_path_factory.mktemp("split"))
         stream.append((1, "10:00"), (2, "10:05"), (3, "10:06"))
         stream.append(
@@ -175,10 +182,20 @@ class TestSplit:
             (13, "09:37"), (14, "09:36:59.999999"), (17, "08:00"), (18, "07:00"),
             (19, "0001-01-01T00:00:00Z", "visits", 1),
         )  # fmt: skip
-        return stream, stream.run(max_files_per_trigger=1)
+        passes: list[int] = []
+
+        def counted(*given: Any) -> job.Counts:
+            counts = original(*given)
+            passes.append(counts.read)
+            return counts
+
+        with pytest.MonkeyPatch.context() as patched:
+            original = job.counted
+            patched.setattr(job, "counted", counted)
+            return stream, stream.run(max_files_per_trigger=1), passes
 
     def test_on_time_and_late_are_disjoint_and_together_all_that_can_be_judged(self, ran: Any) -> None:
-        stream, report = ran
+        stream, report, _ = ran
         assert_rows(stream.table("late"), [(4,), (5,), (14,), (17,), (18,), (19,)], ["visit_id"])
         assert_rows(stream.table("on_time"), [(1,), (2,), (3,), (6,), (7,), (8,), (13,)], ["visit_id"])
         assert_rows(stream.table("dead_letter"), [(9,), (10,), (11,), (12,)], ["visit_id"])
@@ -186,7 +203,7 @@ class TestSplit:
         assert report["late_share"] == 0.352941
 
     def test_a_late_row_says_by_which_watermark_and_how_late_it_came(self, ran: Any) -> None:
-        stream, _ = ran
+        stream = ran[0]
         columns = [
             "visit_id",
             "event_time",
@@ -207,8 +224,15 @@ class TestSplit:
             ["visit_id", "is_late", "watermark"],
         )
 
+    def test_the_page_s_query_of_late_rows(self, ran: Any) -> None:
+        stream = ran[0]
+        query = snippet(PAGE, f"{HERE}::TestSplit::test_the_page_s_query_of_late_rows")
+        late = stream.spark.sql(query.replace("lakehouse/silver/visits_by_lateness", stream.path("target")))
+        delays = [(4, 9600.0), (5, 8940.0), (14, 8580.000001), (17, 14400.0), (18, 18000.0)]
+        assert_rows(late.where("visit_id < 19"), delays, ["visit_id", "delay_seconds"])
+
     def test_an_event_on_the_watermark_is_on_time_in_any_zone(self, ran: Any) -> None:
-        stream, _ = ran
+        stream = ran[0]
         assert_rows(
             stream.table("on_time").where("visit_id in (7, 8)"),
             [(7, at("09:36")), (8, at("09:36"))],
@@ -216,7 +240,7 @@ class TestSplit:
         )
 
     def test_without_a_usable_event_time_a_record_is_a_dead_letter_with_its_reason(self, ran: Any) -> None:
-        stream, _ = ran
+        stream = ran[0]
         assert_rows(
             stream.table("dead_letter"),
             [
@@ -234,7 +258,7 @@ class TestSplit:
         )
 
     def test_the_watermark_of_each_batch_is_kept_and_no_future_or_late_time_moves_it(self, ran: Any) -> None:
-        stream, report = ran
+        stream, report, _ = ran
         assert_rows(
             stream.table("watermarks"),
             [
@@ -246,6 +270,15 @@ class TestSplit:
             ["batch_id", "input_watermark", "watermark", "read", "on_time", "late", "dead"],
         )
         assert [batch["watermark"][11:16] for batch in report["batches"]] == ["09:36", *["09:37"] * 3]
+
+    def test_only_a_batch_with_a_new_partition_is_read_twice(self, ran: Any) -> None:
+        assert ran[2] == [3, 5], "the first batch, and that of partition 1"
+
+    def test_reading_late_rows_opens_only_their_files(self, ran: Any) -> None:
+        stream = ran[0]
+        late, target = (set(stream.table(name).inputFiles()) for name in ("late", "target"))
+        assert late == {file for file in target if "/is_late=true/" in file}
+        assert len(target) > len(late) > 0
 
     def test_a_text_without_date_or_time_of_day_is_no_event_time(self, spark: SparkSession) -> None:
         texts = ["10:15", "2024-01-01", " 2024-01-01 10:15:00", "2024-01-01T11:15:00+01:00"]
@@ -259,7 +292,7 @@ class TestSplit:
             )
 
     def test_a_restart_goes_on_with_the_watermark_and_an_idle_run_adds_nothing(self, ran: Any) -> None:
-        stream, _ = ran
+        stream = ran[0]
         before = stream.versions()
         assert stream.run()["read"] == 0
         assert stream.versions() == before
@@ -281,44 +314,149 @@ def test_the_fastest_partition_of_the_source_decides_if_asked_to(stream: Stream)
     )
 
 
-def test_a_batch_that_fails_between_its_tables_is_judged_again_as_before(
+class TestCrash:
+    """Batches that a run begins and another run, by another clock, ends."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def crashed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stream:
+        """Return a stream whose runs have failed: each at another step of another batch."""
+        stream = Stream(spark, tmp_path_factory.mktemp("crash"))
+        stream.append((1, "10:00"), (2, None))
+        # By the clock of the run after the failed one, the event of 12:59 would be one of the future.
+        stream.append((3, "11:00"), (4, "09:00"), (5, "12:59"), (6, None))
+        stream.append((7, "12:30"), (8, "12:28"), (9, "nope"))
+        stream.append((10, "13:00"), (11, "12:00"), (12, None))
+        for batch_id, (step, now) in enumerate(
+            [("target", "10:30"), ("dead_letter", "12:00"), ("watermarks", "11:40"), ("end", "12:15")]
+        ):
+            with pytest.MonkeyPatch.context() as patched:
+                failing_at(patched, stream, step, batch_id)
+                with pytest.raises(OSError, match=f"batch {batch_id} ends at {step}"):
+                    stream.run(max_files_per_trigger=1, now=f"2024-01-01T{now}:00Z")
+            commit(stream.path("target"), 60)  # more than the first portion that is read of a history
+        stream.run(now="2024-01-01T11:00:00Z")
+        return stream
+
+    def test_each_record_is_in_one_table_once(self, crashed: Stream) -> None:
+        assert_rows(crashed.table("on_time"), [(1,), (3,), (5,), (7,), (10,)], ["visit_id"])
+        assert_rows(crashed.table("late"), [(4,), (8,), (11,)], ["visit_id"])
+        assert_rows(crashed.table("dead_letter"), [(2,), (6,), (9,), (12,)], ["visit_id"])
+
+    def test_a_committed_batch_keeps_its_watermark_and_its_clock(self, crashed: Stream) -> None:
+        columns = ["batch_id", "processed_at", "input_watermark", "watermark", "read", "late", "dead"]
+        expected = [
+            (1, at("12:00"), at("09:30"), at("12:29"), 4, 1, 1),
+            (2, at("11:40"), at("12:29"), at("12:29"), 3, 1, 1),
+            (3, at("12:15"), at("12:29"), at("12:30"), 3, 1, 1),
+        ]
+        assert_rows(crashed.table("watermarks").where("batch_id > 0"), expected, columns)
+        times = crashed.table("target").where("visit_id > 2").select("processed_at", "watermark")
+        assert_rows(times.distinct(), [(row[1], row[2]) for row in expected])
+
+    def test_a_batch_without_a_commit_is_decided_anew(self, crashed: Stream) -> None:
+        first = crashed.table("watermarks").where("batch_id = 0")
+        assert_rows(first, [(at("12:00"), 2, 0, 1)], ["processed_at", "read", "late", "dead"])
+
+    def test_partitions_are_seen_when_their_batch_was_committed(self, crashed: Stream) -> None:
+        progress = crashed.table("watermarks").where("batch_id = 2").selectExpr("inline(partitions)")
+        assert_rows(progress, [("visits", "0", at("12:59"), at("11:40"))])
+
+
+def failing_at(patched: pytest.MonkeyPatch, stream: Stream, step: str, batch_id: int) -> None:
+    """Let a batch fail before its write to a table, or at the end, before Spark notes that it is done."""
+    append, write = job.append, job.Splitter.write
+    failure = OSError(f"batch {batch_id} ends at {step}")
+
+    def appending(rows: DataFrame, table: str, options: dict[str, str]) -> None:
+        if (table, options["txnVersion"]) == (stream.path(step), str(batch_id)):
+            raise failure
+        append(rows, table, options)
+
+    def writing(self: job.Splitter, rows: DataFrame, number: int) -> None:
+        write(self, rows, number)
+        if (step, number) == ("end", batch_id):
+            raise failure
+
+    patched.setattr(job, "append", appending)
+    patched.setattr(job.Splitter, "write", writing)
+
+
+def test_a_batch_whose_commit_is_gone_from_the_log_is_refused(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.append((1, "10:00"))
-    stream.append((2, "11:00"), (3, "09:00"), (4, "12:59"), (5, None))
-    append = job.append
-    written: list[str] = []
-
-    def failing(rows: DataFrame, table: str, options: dict[str, str]) -> None:
-        if options["txnVersion"] == "1":
-            if table == stream.path("on_time"):
-                raise OSError("the disk is full")
-            written.append(Path(table).name)
-        append(rows, table, options)
-
     with monkeypatch.context() as patched:
-        patched.setattr(job, "append", failing)
-        with pytest.raises(OSError, match="the disk is full"):
-            stream.run(max_files_per_trigger=1)
-    assert written == ["watermarks", "dead_letter", "late"]
+        failing_at(patched, stream, "watermarks", 0)
+        with pytest.raises(OSError, match="ends at watermarks"):
+            stream.run()
+    table = f"delta.`{stream.path('target')}`"
+    stream.spark.sql(f"alter table {table} set tblproperties ('delta.checkpointInterval' = '1')")
+    stream.spark.sql(f"alter table {table} set tblproperties ('delta.appendOnly' = 'false')")
+    for entry in sorted(Path(stream.path("target"), "_delta_log").glob("*.json"))[:2]:
+        entry.unlink()  # as Delta does with the entries before a checkpoint after 30 days
+    with pytest.raises(JobFailed, match=r"batch 0 is in the table .* no longer has its commit"):
+        stream.run()
 
-    # By the clock of the second try the event of 12:59 would be one of the future.
-    report = stream.run(now="2024-01-01T11:00:00Z")
-    assert report["batches"] == [
-        {
-            "batch_id": 1,
-            "input_watermark": "2024-01-01T09:30:00+00:00",
-            "watermark": "2024-01-01T12:29:00+00:00",
-            "read": 4,
-            "on_time": 2,
-            "late": 1,
-            "dead": 1,
-        }
-    ]
-    assert_rows(stream.table("on_time"), [(1,), (2,), (4,)], ["visit_id"])
-    assert_rows(stream.table("late"), [(3,)], ["visit_id"])
-    assert_rows(stream.table("dead_letter"), [(5,)], ["visit_id"])
-    assert stream.table("watermarks").count() == 2
+
+def test_the_views_of_the_target_have_the_delay_and_replace_no_view_of_another_owner(
+    spark: SparkSession, stream: Stream
+) -> None:
+    stream.append((1, "10:00"))
+    stream.append((2, "11:00"), (3, "09:00"))
+    spark.sql("create database if not exists lateness")
+    views = {"on_time": "lateness.visits_on_time", "late": "lateness.visits_late"}
+    try:
+        report = stream.run(max_files_per_trigger=1, **views)
+        assert report["views"] == views
+        columns = ["visit_id", "is_late", "watermark", "delay_seconds"]
+        assert_rows(spark.table(views["late"]), [(3, True, at("09:30"), 10800.0)], columns)
+        assert_rows(
+            spark.table(views["on_time"]),
+            [(1, False, None, 7200.0), (2, False, at("09:30"), 3600.0)],
+            columns,
+        )
+        stream.append((4, "09:01"))
+        stream.run(**views)
+        assert_rows(spark.table(views["late"]), [(3,), (4,)], ["visit_id"])
+        spark.sql("create view lateness.theirs as select 1 as visit_id")
+        with pytest.raises(WrongUse, match=r"lateness.theirs exists and was not created by this job"):
+            stream.run(late="lateness.theirs")
+        with pytest.raises(WrongUse, match="visits_late exists and was not created by this job"):
+            stream.run(**views, target=stream.path("another"), checkpoint=stream.path("anew"))
+    finally:
+        spark.sql("drop database lateness cascade")
+
+
+TALLIED = [
+    (1, "10:00", "visits", 0), (2, "10:09", "visits", 0), (3, "08:00", "visits", 1), (4, "09:00", None, 1),
+    (5, "11:00", "visits", None), (6, None, "visits", 1), (7, "2031-01-01T00:00:00Z", "visits", 0),
+]  # fmt: skip
+PARTITIONS: list[Partition] = [("visits", "0"), ("visits", "1"), (None, "1"), ("visits", None)]
+
+
+@pytest.mark.parametrize("partition_type", ["int", "string"])
+def test_the_counts_of_the_write_are_those_of_a_pass(spark: SparkSession, partition_type: str) -> None:
+    rows = [(event[0], _as_text(event[1]), *event[2:]) for event in TALLIED]
+    source = spark.createDataFrame(rows, Stream.SCHEMA).withColumn(
+        "partition", F.col("partition").cast(partition_type)
+    )
+    judged = job.judged(source, "event_time", at("09:00"), at("12:00"), dt.timedelta(hours=1))
+    key = [F.col("topic").alias("source_name"), F.col("partition").cast("string").alias("partition_name")]
+
+    def tallied(known: list[Partition], rows: DataFrame = judged) -> job.Counts | None:
+        tally = job.Tally(("topic", "partition"), known)
+        written = tally.usable(rows, source.columns)
+        assert written.columns == [*source.columns, *job.JUDGEMENT_COLUMNS]
+        written.write.format("noop").mode("overwrite").save()
+        return tally.counts()
+
+    latest = dict(zip(PARTITIONS, map(at, ("10:09", "08:00", "09:00", "11:00")), strict=True))
+    assert tallied(PARTITIONS) == job.counted(judged, key) == job.Counts(7, 1, 2, latest)
+    assert tallied([*PARTITIONS, ("clicks", "0")]) == job.Counts(7, 1, 2, latest)
+    assert tallied(PARTITIONS[1:]) is None, "rows of another partition"
+    assert tallied(PARTITIONS[:1], judged.where("visit_id >= 6")) == job.Counts(2, 0, 2, {})
+    assert tallied(PARTITIONS[:1], judged.where("visit_id > 7")) == job.Counts(0, 0, 0, {})
 
 
 def test_job_snippet_of_the_page(stream: Stream) -> None:
@@ -340,7 +478,9 @@ def test_wrong_use_gives_one_sentence(stream: Stream) -> None:
         stream.run()
     stream.append((1, "10:00"))
     for changes, sentence in (
-        ({"late": stream.path("on_time")}, "must be five tables"),
+        ({"target": stream.path("dead_letter")}, "must be four tables"),
+        ({"late": stream.path("late")}, "late must be the name of a view in the catalog, got the path"),
+        ({"late": "visits", "on_time": "visits"}, "must be two views, got 'visits' for both"),
         ({"allowed_lateness": "soon"}, "'soon' is no duration"),
         ({"max_files_per_trigger": 0}, "max_files_per_trigger must be 1 or more, got 0"),
         ({"partition_column": "shard"}, "partition_column names no column of the source: shard"),
@@ -349,8 +489,8 @@ def test_wrong_use_gives_one_sentence(stream: Stream) -> None:
         with pytest.raises(WrongUse, match=sentence):
             stream.run(**changes)
     stream.run()
-    with pytest.raises(WrongUse, match="was made for another late table"):
-        stream.run(late=stream.path("elsewhere"))
+    with pytest.raises(WrongUse, match="was made for another target"):
+        stream.run(target=stream.path("elsewhere"))
 
 
 class Windows:
