@@ -391,10 +391,11 @@ class Tally:
         for column, name in zip(self._columns, partition, strict=True):
             if column is None:
                 continue
-            # A number as a number: its text would be made for every row.
-            is_number = name is not None and isinstance(rows.schema[column].dataType, IntegralType)
-            given = named_column(column) if is_number else named_column(column).cast("string")
-            condition = condition & given.eqNullSafe(F.lit(int(name) if is_number else name))
+            if name is not None and isinstance(rows.schema[column].dataType, IntegralType):
+                # Its text would be made for every row.
+                condition = condition & named_column(column).eqNullSafe(F.lit(int(name)))
+            else:
+                condition = condition & named_column(column).cast("string").eqNullSafe(F.lit(name))
         return condition
 
     def counts(self) -> Counts | None:
