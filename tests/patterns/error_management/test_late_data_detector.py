@@ -422,7 +422,7 @@ def test_the_views_of_the_target_have_the_delay_and_replace_no_view_of_another_o
         spark.sql("create view lateness.theirs as select 1 as visit_id")
         with pytest.raises(WrongUse, match=r"lateness.theirs exists and was not created by this job"):
             stream.run(late="lateness.theirs")
-        with pytest.raises(WrongUse, match="visits_late exists and was not created by this job"):
+        with pytest.raises(WrongUse, match="visits_on_time exists and was not created by this job"):
             stream.run(**views, target=stream.path("another"), checkpoint=stream.path("anew"))
     finally:
         spark.sql("drop database lateness cascade")
