@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from python_jobs.idempotency.time_travel import Parameters, run
+from python_jobs.idempotency.time_travel import Parameters, named_versions, run
 from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.delta.tables import deleted_file_retention, read_version
@@ -105,6 +105,8 @@ def test_a_name_means_one_version_for_good(orders: Orders) -> None:
     orders.give("audit", 0)
     assert orders.give("audit", 0, keep_until=text(FIRST + 730 * 24 * HOUR))["named"]["audit"] == 0
     assert deleted_file_retention(orders.spark, orders.table).days == 730
+    (named,) = named_versions(orders.spark, Parameters(orders.table, orders.registry, "list"))
+    assert named.retention_days == 730, "the later date is registered, too: a restore protects by it"
     with pytest.raises(WrongUse, match=r"name audit means version 0 of .*; choose another name"):
         orders.give("audit", 1)
     with pytest.raises(WrongUse, match="has no version 7; its log goes from 0"):
