@@ -60,12 +60,11 @@ from python_jobs.shared.delta.checkpoints import batch_watermark, has_progress
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.shared.delta.keyed_tables import DeltaSink, KeyedSink
 from python_jobs.shared.delta.keys import require_stable, surrogate_key
-from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.progress import run_counted
 from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
-    await_end,
     batch_options,
     create_table,
     empty_source,
@@ -568,11 +567,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     Raises:
         JobFailed: Spark ended the query for a reason that the user can fix.
     """
-    with listening(spark) as listener:
-        query, writer = start(spark, params)
-        with loading_state(params.checkpoint):
-            await_end(query, writer, f"{params.left}' or '{params.right}")
-        totals = listener.totals(query)
+    sources = f"{params.left}' or '{params.right}"
+    with loading_state(params.checkpoint):
+        writer, totals = run_counted(spark, lambda: start(spark, params), sources)
     return {
         "rows": writer.rows,
         "late": writer.late,

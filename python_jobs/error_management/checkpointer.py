@@ -57,11 +57,10 @@ from python_jobs.shared.core.failures import NotReady, WrongUse, require_at_leas
 from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.delta.checkpoints import claim, has_progress
 from python_jobs.shared.delta.commits import latest_version
-from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.progress import run_counted
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     TriggerParameters,
-    await_end,
     create_table,
     evaluated_once,
     start_query,
@@ -309,10 +308,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
             raise NotReady(f"there is no Delta table '{params.target}', so nothing goes on yet")
         without_effect = check(spark, params, topics_of(spark, params))
         return {"compatible": True, "without_effect": [asdict(change) for change in without_effect]}
-    with listening(spark) as listener:
-        query, merger = start(spark, params)
-        await_end(query, merger, params.source, SOURCE_FAILURES)
-        totals = listener.totals(query)
+    merger, totals = run_counted(spark, lambda: start(spark, params), params.source, SOURCE_FAILURES)
     return {
         "batches": list(merger.batches),
         "records": totals.observed(_OBSERVED, "read"),

@@ -43,13 +43,12 @@ from pyspark.sql.types import TimestampType
 from python_jobs.shared.core.failures import DataRefused, WrongUse, require_at_least
 from python_jobs.shared.core.intervals import parse_duration, to_micros
 from python_jobs.shared.delta.commits import is_committed, latest_version
-from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.progress import run_counted
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     OutputMode,
     StreamParameters,
     append,
-    await_end,
     batch_options,
     create_table,
     evaluated_once,
@@ -216,10 +215,7 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     writer: BatchFunction = (
         WindowReviser(spark, params) if updates else ClosedWindowWriter(params.target, writer_id)
     )
-    with listening(spark) as listener:
-        query = declared.start(spark, writer)
-        await_end(query, writer, params.source)
-        totals = listener.totals(query)
+    _, totals = run_counted(spark, lambda: (declared.start(spark, writer), writer), params.source)
     if params.max_dropped is not None and totals.late_rows > params.max_dropped:
         raise DataRefused(
             f"alert: {totals.late_rows} rows came after their window was closed, {params.max_dropped} allowed; "

@@ -50,12 +50,11 @@ from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.json_text import json_text
 from python_jobs.shared.delta.commits import latest_version
-from python_jobs.shared.delta.progress import ProgressTotals, listening
+from python_jobs.shared.delta.progress import ProgressTotals, run_counted
 from python_jobs.shared.delta.state_stores import STATE_STORE, loading_state
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     append,
-    await_end,
     batch_options,
     create_table,
     empty_source,
@@ -245,11 +244,9 @@ def run(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     Raises:
         JobFailed: Spark ended the query for a reason that a person can fix.
     """
-    with listening(spark) as listener:
-        query, writer = start(spark, params)
-        with loading_state(params.checkpoint):
-            await_end(query, writer, params.source)
-        return _report(spark, params, writer, listener.totals(query))
+    with loading_state(params.checkpoint):
+        writer, totals = run_counted(spark, lambda: start(spark, params), params.source)
+    return _report(spark, params, writer, totals)
 
 
 def _report(

@@ -51,10 +51,9 @@ from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.delta.commits import latest_version, until_committed
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from python_jobs.shared.delta.overwrite import overwrite
-from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.progress import run_counted
 from python_jobs.shared.delta.streams import (
     BatchFunction,
-    await_end,
     await_signal,
     empty_source,
     evaluated_once,
@@ -294,10 +293,7 @@ def run_stream(spark: SparkSession, params: Parameters) -> dict[str, Any]:
     )
     stream.claim(spark)
     function = MicroBatch(table)
-    with listening(spark) as listener:
-        query = stream.start(spark, function)
-        await_end(query, function, table.source)
-        totals = listener.totals(query)
+    _, totals = run_counted(spark, lambda: (stream.start(spark, function), function), table.source)
     counts = {name: totals.observed(_INPUT, name) for name in ("read", "without_key", "without_time")}
     batches = [batch.as_dict() for batch in totals.batches]
     return {**counts, "late": totals.late_rows, "batches": batches}

@@ -9,10 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -25,6 +25,9 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.core.intervals import from_micros
+from python_jobs.shared.delta.streams import SOURCE_FAILURES, BatchFunction, await_end
+
+Function = TypeVar("Function", bound=BatchFunction)
 
 _EPOCH = from_micros(0)
 _DELIVERY_SECONDS = 30
@@ -125,6 +128,22 @@ class ProgressTotals:
     def observed(self, name: str, metric: str) -> int:
         """Return the sum of an observed count over all batches; 0 before the first batch."""
         return self._observed.get((name, metric), 0)
+
+
+def run_counted(
+    spark: SparkSession,
+    start: Callable[[], tuple[StreamingQuery, Function]],
+    source: str,
+    source_failures: Mapping[str, str] = SOURCE_FAILURES,
+) -> tuple[Function, ProgressTotals]:
+    """Run the query that ``start`` starts to its end; return its batch function and the totals of its batches.
+
+    ``source`` and ``source_failures`` are those of :func:`python_jobs.shared.delta.streams.await_end`, which raises.
+    """
+    with listening(spark) as listener:
+        query, function = start()
+        await_end(query, function, source, source_failures)
+        return function, listener.totals(query)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from python_jobs.shared.core.failures import WrongUse
 from python_jobs.shared.core.intervals import parse_duration
 from python_jobs.shared.core.sessions import Emits, Event, Identity, Session, advance, closes_at, sessions_of
 from python_jobs.shared.delta.keyed_tables import KeyedSink
-from python_jobs.shared.delta.progress import listening
+from python_jobs.shared.delta.progress import run_counted
 from python_jobs.shared.delta.state_stores import loading_state
-from python_jobs.shared.delta.streams import BatchFunction, append, await_end, batch_options, evaluated_once
+from python_jobs.shared.delta.streams import BatchFunction, append, batch_options, evaluated_once
 from python_jobs.shared.records.dead_letters import DeadLetterStream
 from python_jobs.shared.records.event_timers import move_timer, watermark_micros
 from python_jobs.shared.records.json_records import ERROR_CLASS, ERROR_MESSAGE
@@ -143,11 +143,8 @@ def run_sessions(
     Raises:
         JobFailed: Spark ended the query for a reason that the user can fix.
     """
-    with listening(spark) as listener:
-        query, writer = start(spark, params)
-        with loading_state(params.checkpoint):
-            await_end(query, writer, params.source)
-        totals = listener.totals(query)
+    with loading_state(params.checkpoint):
+        writer, totals = run_counted(spark, lambda: start(spark, params), params.source)
     return {
         "sessions_written": writer.sessions,
         "dead": writer.dead,
