@@ -8,8 +8,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -45,11 +43,13 @@ from services.processes import free_port
 from tests.support.airflow_api import AirflowApi, running_airflow_api
 from tests.support.pytest_ids import REPOSITORY
 from tests.support.rows import assert_rows
+from tests.support.service_process import service_process
 from tests.support.snippets import snippets
 from tests.support.topics import recreate
 
 PAGE = "docs/ingestion.md"
 HERE = "tests/patterns/ingestion/test_external_trigger.py"
+SERVICE = "python_jobs.ingestion.external_trigger_http"
 NOW = "2024-03-01T11:00:00+00:00"
 JSON = {"Content-Type": "application/json"}
 
@@ -613,20 +613,6 @@ def test_an_event_that_cannot_be_kept_is_not_acknowledged(
 # --- the process ------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def service(config: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the service as a person would; yield the process and its address."""
-    command = [sys.executable, "-m", "python_jobs.ingestion.external_trigger_http", "--config", str(config)]
-    with (config.parent / "service.log").open("a") as log:
-        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert process.stdout is not None
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
-
-
 @pytest.mark.kill
 def test_a_lost_worker_loses_no_event_and_never_runs_one_twice_at_a_time(tmp_path: Path) -> None:
     log = tmp_path / "log"
@@ -641,7 +627,7 @@ def test_a_lost_worker_loses_no_event_and_never_runs_one_twice_at_a_time(tmp_pat
             }
         )
     )
-    with service(config) as (process, url):
+    with service_process(SERVICE, config) as (process, url):
         for number in ("1", "2"):
             assert (
                 requests.post(
@@ -656,7 +642,7 @@ def test_a_lost_worker_loses_no_event_and_never_runs_one_twice_at_a_time(tmp_pat
     assert len(children) == 1
     assert children[0].is_running()  # the orphan goes on
 
-    with service(config) as (_, url):
+    with service_process(SERVICE, config) as (_, url):
         queued = requests.get(f"{url}/runs", timeout=10).json()
         assert Counter(run["status"] for run in queued) == {"running": 1, "queued": 1}
         assert log.read_text().split() == ["start"]  # the run waits for its orphan

@@ -6,8 +6,6 @@ import json
 import math
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,12 +30,13 @@ from python_jobs.streaming.gateway_stores import Buffer, Fallback
 from python_jobs.streaming.rate_limit import RateLimit
 from services.kafka import Broker
 from services.processes import free_port
-from tests.support.pytest_ids import REPOSITORY
+from tests.support.service_process import service_process
 from tests.support.snippets import snippets
 from tests.support.waiting import at_once, eventually
 
 PAGE = "docs/streaming.md"
 HERE = "tests/patterns/streaming/test_api_gateway.py"
+SERVICE = "python_jobs.streaming.api_gateway_http"
 JSON = {"Content-Type": "application/json"}
 SCHEMA = {"type": "object", "properties": {"visit_time": {"type": "string", "format": "date-time"}}}
 URL = "/ingestion/ingest/visits/user-1"
@@ -663,30 +662,6 @@ def serving(given: Parameters) -> Iterator[None]:
 # --- the process ------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def process(config: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the gateway as a user does; yield the process and its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "python_jobs.streaming.api_gateway_http",
-        "--config",
-        str(config),
-        *arguments,
-    ]
-    with (config.parent / "gateway.log").open("a") as log:
-        started = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        assert started.stdout is not None
-        yield started, started.stdout.readline().strip()
-    finally:
-        if started.poll() is None:
-            started.send_signal(signal.SIGTERM)
-        started.wait(timeout=30)
-        assert started.stdout is not None
-        started.stdout.close()
-
-
 @pytest.mark.kafka
 @pytest.mark.kill
 def test_a_killed_gateway_loses_nothing_that_it_has_accepted(
@@ -720,7 +695,7 @@ def test_a_killed_gateway_loses_nothing_that_it_has_accepted(
                 accepted.append(n)
             n += 1
 
-    with process(config) as (gateway, url):
+    with service_process(SERVICE, config) as (gateway, url):
         threads = [threading.Thread(target=produce, args=(url, start)) for start in (0, 1_000_000)]
         for thread in threads:
             thread.start()
@@ -739,7 +714,7 @@ def test_a_killed_gateway_loses_nothing_that_it_has_accepted(
     connection = sqlite3.connect(tmp_path / "buffer.sqlite")
     assert connection.execute("select count(*) from messages").fetchone()[0] >= 20
     connection.close()
-    with process(config) as (gateway, url):
+    with service_process(SERVICE, config) as (gateway, url):
         eventually(lambda: requests.get(f"{url}/status", timeout=5).json()["buffered"] == 0, 60)
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(30) == 0
