@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +11,10 @@ from unittest.mock import patch
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from tests.support.broken_texts import with_broken_texts
+from tests.support.page_commands import command_parameters
 
 EVENTS = "visit string, at string, page string, position bigint"
 
@@ -32,7 +31,7 @@ class SessionStream:
 
     def __init__(self, spark: SparkSession, folder: Path, job: Any, command: str) -> None:
         self.spark, self.folder, self.position = spark, folder, 0
-        self._job, self._words = job, shlex.split(command.replace("\\\n", " "))[2:]
+        self._job, self._command = job, command
 
     def append(self, *events: tuple[str | None, str | None, str]) -> None:
         """Append events as one file: one micro-batch of a run with ``max_files_per_trigger`` 1."""
@@ -43,10 +42,8 @@ class SessionStream:
 
     def parameters(self, **changes: str) -> Any:
         """Return the command's parameters on this folder's tables, with ``changes``."""
-        words = [word.replace("lakehouse/", f"{self.folder}/") for word in self._words]
-        for name, value in ({"now": "2024-01-01T12:00:00Z"} | changes).items():
-            words += [f"--{name}", value]
-        return parse_parameters(self._job.Parameters, words)[0]
+        given = {"now": "2024-01-01T12:00:00Z"} | changes
+        return command_parameters(self._job.Parameters, self._command, self.folder, given)
 
     def run(self, **changes: str) -> dict[str, Any]:
         """Run the job to its end and return its report."""

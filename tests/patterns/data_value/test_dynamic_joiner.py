@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.data_value import dynamic_joiner as job
 from python_jobs.data_value.dynamic_joiner import Parameters
-from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.shared.delta.keyed_tables import DeltaSink
 from tests.support.broken_texts import BROKEN, with_broken_texts
+from tests.support.page_commands import command_parameters
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -45,10 +44,8 @@ class Streams:
 
     def parameters(self, **changes: str) -> Parameters:
         text = snippet(PAGE, f"{HERE}::{self.test}")
-        words = shlex.split(text.replace("\\\n", " ").replace("lakehouse/", f"{self.folder}/"))[2:]
-        for name, value in ({"now": "2024-01-01T12:00:00Z", "max_files_per_trigger": "1"} | changes).items():
-            words += [f"--{name}", value]
-        return parse_parameters(Parameters, words)[0]
+        given = {"now": "2024-01-01T12:00:00Z", "max_files_per_trigger": "1"} | changes
+        return command_parameters(Parameters, text, self.folder, given)
 
     def run(self, **changes: str) -> dict[str, Any]:
         return job.run(self.spark, self.parameters(**changes))

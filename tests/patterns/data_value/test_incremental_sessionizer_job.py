@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import shlex
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,11 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.data_value import incremental_sessionizer as job
 from python_jobs.data_value.incremental_sessionizer import Parameters
-from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version, write_once
 from python_jobs.shared.delta.overwrite import overwrite
 from tests.support.failing_write import failing_at
+from tests.support.page_commands import command_parameters
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -48,11 +47,8 @@ class Hours:
 
     def parameters(self, hour: int, **changes: str) -> Parameters:
         text = snippet(PAGE, f"{HERE}test_each_run_completes_the_sessions_that_no_later_event_can_join")
-        words = shlex.split(text.replace("\\\n", " ").replace("lakehouse/", f"{self.folder}/"))[2:]
         given = {"run": f"{DAY}T{hour:02}", "now": "2024-03-02T00:00:00Z"} | changes
-        for name, value in given.items():
-            words += [f"--{name}", value]
-        return parse_parameters(Parameters, words)[0]
+        return command_parameters(Parameters, text, self.folder, given)
 
     def run(self, *hours: int, **changes: str) -> list[dict[str, Any]]:
         """Run the job for hours, in this order."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,12 @@ from python_jobs.data_value import local_aggregator as job
 from python_jobs.data_value import local_aggregator_kafka as reorganisation
 from python_jobs.data_value.local_aggregator import GroupWriter, Parameters
 from python_jobs.data_value.partition_groups import KEY, PARTITION, RECORDS
-from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, WrongUse
 from python_jobs.shared.kafka.bronze_records import bronze_rows
 from python_jobs.shared.kafka.clients import patiently
 from python_jobs.shared.kafka.topics import StreamedTopics
 from services.kafka import Broker, Record
+from tests.support.page_commands import command_parameters
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tests.support.topics import recreate
@@ -41,11 +40,9 @@ class Visits:
 
     def parameters(self, **changes: str) -> Parameters:
         text = snippet(PAGE, f"{HERE}::test_each_visit_has_one_row_with_its_pages_in_order_of_time")
-        words = shlex.split(text.replace("\\\n", " ").replace("lakehouse/", f"{self.folder}/"))[2:]
         given = {"bootstrap_servers": self.broker.bootstrap_servers, "topic": self.topic}
-        for name, value in ({"now": "2024-01-01T12:00:00Z"} | given | changes).items():
-            words += [f"--{name}", value]
-        return parse_parameters(Parameters, words)[0]
+        given |= {"now": "2024-01-01T12:00:00Z"} | changes
+        return command_parameters(Parameters, text, self.folder, given)
 
     def run(self, **changes: str) -> dict[str, Any]:
         return job.run(self.spark, self.parameters(**changes))

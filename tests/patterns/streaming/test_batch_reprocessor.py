@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from python_jobs.shared.records.session_rows import CHANGES, VERSION, WRITTEN_AT
 from python_jobs.shared.spark.job import unreadable_files_refused
 from python_jobs.shared.spark.times import stamped
 from python_jobs.streaming import batch_reprocessor as job
+from tests.support.page_commands import command_words
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -105,8 +105,7 @@ class Lake:
         frame = spark.createDataFrame(rows, RAW).coalesce(1)
         frame.write.format("delta").partitionBy("visit_date", "visit_hour").save(self.path("raw_visits"))
         spark.createDataFrame([("H",)], "user_id string").write.format("delta").save(self.path("erased"))
-        words = shlex.split(snippet(PAGE, f"{HERE}::test_the_sessions_of_the_text").replace("\\\n", " "))[2:]
-        self._words = [word.replace("lakehouse/", f"{folder}/") for word in words]
+        self._words = command_words(snippet(PAGE, f"{HERE}::test_the_sessions_of_the_text"), folder)
 
     def path(self, table: str) -> str:
         """Return the path of a table."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import NotReady, WrongUse
 from python_jobs.shared.delta.commits import latest_version
 from python_jobs.streaming import batch_reprocessor_records as job
 from python_jobs.streaming.corrections import ACTION, REPLACED, UNCHANGED, compared
+from tests.support.page_commands import command_parameters
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 
@@ -38,11 +37,8 @@ class Topic:
     def run(self, **changes: str) -> dict[str, Any]:
         """Run the page's command with ``changes`` and return its report."""
         command = snippet(PAGE, f"{HERE}::test_each_partition_has_bounds_of_its_own")
-        words = shlex.split(command.replace("\\\n", " "))[2:]
-        words = [word.replace("lakehouse/", f"{self.folder}/") for word in words]
-        for name, value in ({"now": "2024-03-21T10:00:00Z"} | changes).items():
-            words += [f"--{name}", value]
-        return job.run(self.spark, parse_parameters(job.Parameters, words)[0])
+        given = {"now": "2024-03-21T10:00:00Z"} | changes
+        return job.run(self.spark, command_parameters(job.Parameters, command, self.folder, given))
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return partition, offset, page and origin of the topic's rows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from python_jobs.data_value import stateful_sessionizer
-from python_jobs.shared.core.command_line import parse_parameters
 from python_jobs.shared.core.failures import DataRefused, JobFailed, NotReady, WrongUse
 from python_jobs.shared.delta.commits import write_once
 from python_jobs.streaming import hybrid_source as job
 from services.kafka import Broker, Record
+from tests.support.page_commands import command_parameters
 from tests.support.rows import assert_rows
 from tests.support.snippets import snippet
 from tests.support.topics import recreate
@@ -83,11 +82,9 @@ class Hybrid:
     def run(self, **changes: str) -> dict[str, Any]:
         """Run the page's command and return its report."""
         text = snippet(PAGE, f"{HERE}::test_each_record_is_there_once_and_belongs_to_one_side")
-        text = text.replace("\\\n", " ").replace("lakehouse/", f"{self.folder}/")
-        words = shlex.split(text.replace("localhost:9092", self.broker.bootstrap_servers))[2:]
-        for name, value in ({"topic": self.topic} | changes).items():
-            words += [f"--{name}", value]
-        return job.run(self.spark, parse_parameters(job.Parameters, words)[0])
+        text = text.replace("localhost:9092", self.broker.bootstrap_servers)
+        given = {"topic": self.topic} | changes
+        return job.run(self.spark, command_parameters(job.Parameters, text, self.folder, given))
 
     def close_sessions(self) -> None:
         """Continue the sessions of the table, in the state that their checkpoint has."""

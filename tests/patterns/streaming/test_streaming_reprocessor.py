@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from python_jobs.shared.spark.hadoop_files import HadoopFolder
 from python_jobs.shared.spark.session import settings
 from python_jobs.streaming import streaming_reprocessor as job
 from services.kafka import Broker, Record
+from tests.support.page_commands import command_words
 from tests.support.rows import assert_rows
 from tests.support.session_streams import SessionStream, at
 from tests.support.snippets import snippet, snippets
@@ -77,8 +77,7 @@ class Releases(SessionStream):
 
     def command(self, number: int, **changes: str) -> dict[str, Any]:
         """Run one of the page's commands of this job."""
-        words = shlex.split(COMMANDS[number].replace("\\\n", " "))[2:]
-        words = [word.replace("lakehouse/", f"{self.folder}/") for word in words]
+        words = command_words(COMMANDS[number], self.folder)
         return reprocess(self.spark, words, **({"quiet_seconds": "0"} | changes))
 
     def restore(self, to: str) -> dict[str, Any]:
@@ -578,7 +577,7 @@ class Topic:
     def start_at(self, **changes: str) -> dict[str, Any]:
         text = snippet(PAGE, f"{HERE}::test_the_start_of_a_time_is_found_in_each_partition")
         text = text.replace("localhost:9092", self.broker.bootstrap_servers)
-        words = shlex.split(text.replace("\\\n", " ").replace("lakehouse/", f"{self.folder}/"))[2:]
+        words = command_words(text, self.folder)
         return reprocess(self.spark, words, **({"topic": self.name} | changes))
 
     def run(
