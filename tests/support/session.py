@@ -25,8 +25,10 @@ TEST_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
     "spark.driver.memory": "2g",
-    # An operator takes a page of memory at once, by default a sixteenth of all; a session that has run a thousand tests
-    # holds so many cached snapshots of Delta tables that no page is left for a plan of many operators.
+    # Delta keeps the last 10,000 tables with their cached snapshots and plans, 3 MB each: after 500 tables the heap is
+    # full, and the JVM mostly collects garbage.
+    "spark.databricks.delta.delta.log.cacheSize": "64",
+    # An operator takes a page of memory at once, by default a sixteenth of all, which plans of many operators exceed.
     "spark.buffer.pageSize": "2m",
     "spark.memory.storageFraction": "0.1",
     # Hadoop starts processes for the files of the local file system; VFORK starts them without a helper process.
