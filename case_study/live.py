@@ -219,9 +219,6 @@ def live_steps(root: Path, services: Services, played: Played, master: str | Non
     brokers = services.broker.bootstrap_servers
     visits = f"{root}/visits"
 
-    def job(name: str, script: str, configuration: str, **parameters: object) -> Step:
-        return submit(name, script, master, config=f"conf/jobs/{configuration}.yml", **parameters)
-
     def checkpoint(name: str) -> str:
         return f"{root}/checkpoints/{name}"
 
@@ -235,29 +232,32 @@ def live_steps(root: Path, services: Services, played: Played, master: str | Non
             root=root,
             now=_ALL_SEGMENTS,
         ),
-        job(
+        submit(
             "visits",
             "python_jobs/streaming/hybrid_source",
-            "live_visits",
+            master,
+            config="conf/jobs/live_visits.yml",
             history=f"{root}/raw/visits",
             bootstrap_servers=brokers,
             **{f"boundary.{partition}": offset for partition, offset in played.boundary.items()},
             target=visits,
             checkpoint=checkpoint("visits"),
         ),
-        job(
+        submit(
             "sessions",
             "python_jobs/streaming/partial_state_writer",
-            "live_sessions",
+            master,
+            config="conf/jobs/live_sessions.yml",
             source=visits,
             target=f"{root}/sessions",
             dead_letter=f"{root}/visits_without_session",
             checkpoint=checkpoint("sessions"),
         ),
-        job(
+        submit(
             "visits with ads",
             "python_jobs/data_value/dynamic_joiner",
-            "live_visits_with_ads",
+            master,
+            config="conf/jobs/live_visits_with_ads.yml",
             left=visits,
             right=f"{root}/raw/ads",
             target=f"{root}/visits_with_ads",
@@ -265,10 +265,11 @@ def live_steps(root: Path, services: Services, played: Played, master: str | Non
             dead_letter=f"{root}/visits_with_ads_dead",
             checkpoint=checkpoint("visits_with_ads"),
         ),
-        job(
+        submit(
             "visits by id",
             "python_jobs/data_value/local_aggregator",
-            "live_visits_by_id",
+            master,
+            config="conf/jobs/live_visits_by_id.yml",
             bootstrap_servers=brokers,
             target=f"{root}/visits_by_id",
             dead_letter=f"{root}/visits_without_id",
@@ -281,10 +282,11 @@ def live_steps(root: Path, services: Services, played: Played, master: str | Non
             source_bootstrap_servers=brokers,
             target_bootstrap_servers=brokers,
         ),
-        job(
+        submit(
             "partner",
             "python_jobs/data_value/bin_pack_orderer",
-            "live_partner",
+            master,
+            config="conf/jobs/live_partner.yml",
             source=visits,
             outputs=json_text([{"name": "partner", "kind": "http", "target": services.partner}]),
             dead_letter=f"{root}/undeliverable_views",
