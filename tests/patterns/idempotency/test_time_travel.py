@@ -105,8 +105,9 @@ def test_a_name_means_one_version_for_good(orders: Orders) -> None:
     orders.give("audit", 0)
     assert orders.give("audit", 0, keep_until=text(FIRST + 730 * 24 * HOUR))["named"]["audit"] == 0
     assert deleted_file_retention(orders.spark, orders.table).days == 730
-    (named,) = named_versions(orders.spark, Parameters(orders.table, orders.registry, "list"))
-    assert named.retention_days == 730, "the later date is registered, too: a restore protects by it"
+    named = named_versions(orders.spark, Parameters(orders.table, orders.registry, "list"))
+    (audit,) = [version for version in named if version.name == "audit"]
+    assert audit.retention_days == 730, "the later date is registered, too: a restore protects by it"
     with pytest.raises(WrongUse, match=r"name audit means version 0 of .*; choose another name"):
         orders.give("audit", 1)
     with pytest.raises(WrongUse, match="has no version 7; its log goes from 0"):

@@ -126,7 +126,7 @@ def test_windows_are_half_open_over_several_connections(legacy: Legacy) -> None:
     assert legacy.ids() == ["v1", "v2", "v3", "v4"]
     assert counts(legacy.load(mode="replace_window", **hours(11, 12))) == (3, 1, 0, 2)
     assert legacy.ids() == ["v1", "v2", "v3", "v4", "v5"]
-    row = '{"visit_id":"%s","page":"home","event_time":"2024-03-01T08:50:00.000","ingestion_time":null}'
+    row = '{"visit_id":"%s","page":"home","event_time":"2024-03-01T08:50:00.000000","ingestion_time":null}'
     assert_rows(
         legacy.rows("_rejects").select("source_row", "reason"),
         [(row % name, "ingestion_time is null") for name in ("n1", "n2")],
