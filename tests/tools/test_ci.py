@@ -137,6 +137,7 @@ def test_any_failure_fails_the_run_and_an_empty_plan_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int], code: int, commands: list[str]
 ) -> None:
     called: list[Sequence[str]] = []
+    # Newer than the repository's own record of the unit.
     unit = ("tests/test_job.py", "test")
 
     def run(command: Sequence[str], seconds: float) -> int:
@@ -145,18 +146,18 @@ def test_any_failure_fails_the_run_and_an_empty_plan_does_not(
             files = dict(option.split("=") for option in command[3:])
             plan = json.loads(Path(files["--plan"]).read_text())
             assert time.time() < plan["deadline"] <= time.time() + ci.START_NOTHING_AFTER
-            assert [*unit, "2026-11-29"] in plan["units"]
+            assert [*unit, "2098-12-31"] in plan["units"]
             ran = {unit: (3.0, "2099-01-01")}
             durations.write(Path(files["--record"]), ran, ROOT)
         return codes[len(called) - 1]
 
     state = tmp_path / "ci"
-    durations.write(state / "durations.json", {unit: (2.0, "2026-11-29")}, ROOT)
+    durations.write(state / "durations.json", {unit: (2.0, "2098-12-31")}, ROOT)
     monkeypatch.setattr(ci, "CACHE", tmp_path)
     monkeypatch.setattr(ci, "change_of", lambda _: ci.Change(frozenset(), "affected: nothing"))
     monkeypatch.setattr(ci, "run", run)
     assert ci.main() == code
     assert [command[2] for command in called] == commands
     was_run = "pytest" in commands
-    assert durations.read(state / "durations.json")[unit][1] == ("2099-01-01" if was_run else "2026-11-29")
+    assert durations.read(state / "durations.json")[unit][1] == ("2099-01-01" if was_run else "2098-12-31")
     assert (state / "commit").is_file() == (code == 0)
