@@ -44,7 +44,7 @@ from python_jobs.ingestion.replica_identity import require_replica_identities
 from python_jobs.shared.core.clock import ProcessingTimeParameters
 from python_jobs.shared.core.failures import WrongUse, require_at_least
 from python_jobs.shared.core.intervals import to_micros
-from python_jobs.shared.delta.commits import is_committed, latest_version, transaction_versions
+from python_jobs.shared.delta.commits import latest_version, transaction_versions
 from python_jobs.shared.delta.streams import (
     BatchFunction,
     TriggerParameters,
@@ -128,14 +128,13 @@ class Appender(BatchFunction):
 
     def __init__(
         self,
-        spark: SparkSession,
         params: Parameters,
         topics: StreamedTopics,
         writer_id: str,
         last_ingested_at: int,
         after_batch: Callable[[], None],
     ) -> None:
-        self._spark, self._params, self._topics, self._writer_id = spark, params, topics, writer_id
+        self._params, self._topics, self._writer_id = params, topics, writer_id
         self._last_ingested_at, self._after_batch = last_ingested_at, after_batch
         # The report has the last 100 batches only, because a continuous job runs for months.
         self.batches: deque[dict[str, int]] = deque(maxlen=100)
@@ -148,14 +147,14 @@ class Appender(BatchFunction):
             DataRefused: a topic was deleted and recreated.
         """
         self._topics.require_unchanged()
-        if is_committed(self._spark, self._params.target, self._writer_id, batch_id):
-            return
         now = self._params.processing_time()
         # ingested_at increases with every batch even if the clock doesn't.
         ingested_at = max(to_micros(now), self._last_ingested_at + 1)
         bronze = bronze_rows(rows, ingested_at, self._params.derive)
         transaction = batch_options(self._writer_id, batch_id)
         records = append_records(bronze, self._params.target, transaction, self._params.source)
+        if records is None:
+            return
         self._last_ingested_at = ingested_at
         self.batches.append({"batch_id": batch_id, "records": records})
         self.records += records
@@ -198,7 +197,7 @@ def start(
     topics.require_written_by([] if is_new else list(transaction_versions(spark, params.target)))
     writer_id = stream.claim(spark, topics)
     last_ingested_at = 0 if is_new else _last_ingested_at(spark, params.target)
-    appender = Appender(spark, params, topics, writer_id, last_ingested_at, after_batch)
+    appender = Appender(params, topics, writer_id, last_ingested_at, after_batch)
     query = stream.start(spark, topics, appender, lambda: {} if is_new else _next_offsets(spark, params))
     return query, appender
 

@@ -29,7 +29,6 @@ _TIME, _WINDOW, _NEWEST = "__event_time", "__window", "__newest"
 _DAY = dt.timedelta(days=1)
 
 
-# A reader sees the same fields in each record, and all digits of a time: Spark would leave out NULL and microseconds.
 @dataclass(frozen=True, kw_only=True)
 class Definition:
     """What the rows of a gold table are, whatever the cadence of the job."""

@@ -155,13 +155,15 @@ class Appender(BatchFunction):
         self.records = 0
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """Append one batch; the target ignores a batch that it has."""
+        """Append one batch, unless the target already has it."""
         if self._topics is not None:
             self._topics.require_unchanged()
         params = self._params
         new = ingested(rows, params.processing_time().isoformat())
         options = batch_options(self._writer_id, batch_id)
         records = append_records(new, params.target, options, params.topic)
+        if records is None:
+            return
         self.batches.append({"batch_id": batch_id, "records": records})
         self.records += records
 

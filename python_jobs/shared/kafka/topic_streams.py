@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from python_jobs.shared.delta.checkpoints import claim, has_progress
+from python_jobs.shared.delta.commits import is_committed
 from python_jobs.shared.delta.streams import BatchFunction, append, start_query
 from python_jobs.shared.delta.tables import table_id
 from python_jobs.shared.kafka.topics import StreamedTopics, read_topics, source_failures
@@ -117,12 +118,17 @@ class TopicStream:
         return start_query(self.transform(records), function, self.checkpoint, self.trigger)
 
 
-def append_records(rows: DataFrame, table: str, options: dict[str, str], source: str) -> int:
+def append_records(rows: DataFrame, table: str, options: dict[str, str], source: str) -> int | None:
     """Append the rows of a topic's records in one commit and return their number, without a second pass.
+
+    Returns None if the table has the batch that ``options`` name: Delta would skip the write, and its number would be
+    waited for without end.
 
     Raises:
         JobFailed: the source can't be read any more; the message is one sentence, which names ``source``.
     """
+    if is_committed(rows.sparkSession, table, options["txnAppId"], int(options["txnVersion"])):
+        return None
     observation = Observation()
     observed = rows.observe(observation, F.count(F.lit(1)).alias("records"))
     with source_failures(source):

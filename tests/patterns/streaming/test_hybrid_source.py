@@ -120,19 +120,28 @@ def hybrid(spark: SparkSession, broker: Broker, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def broken_off(hybrid: Hybrid) -> DataFrame:
-    """Run both phases until the third chunk of two files fails; return the rows that are there."""
-    writes = iter([False, False, True])
+    """Run both phases until the third chunk of two files fails; return the rows that are there.
+
+    The second chunk is committed when its run dies, so that the next run gets it again.
+    """
+    writes = iter(["commits", "commits and dies", "is there", "fails"])
     target, original = str(hybrid.folder / "all_visits"), job.append_records
 
-    def third_fails(*arguments: Any) -> int:
-        if next(writes):
+    def breaks_off(*arguments: Any) -> int | None:
+        write = next(writes)
+        if write == "fails":
             raise ConnectionResetError("the third chunk")
-        return original(*arguments)
+        records = original(*arguments)
+        assert (records is None) == (write == "is there")
+        if write == "commits and dies":
+            raise ConnectionResetError("behind the second commit")
+        return records
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job, "append_records", third_fails)
-        with pytest.raises(ConnectionResetError, match="the third chunk"):
-            hybrid.run()
+        patch.setattr(job, "append_records", breaks_off)
+        for message in ("behind the second commit", "the third chunk"):
+            with pytest.raises(ConnectionResetError, match=message):
+                hybrid.run()
     rows = hybrid.spark.read.format("delta").load(target)
     return hybrid.spark.createDataFrame(rows.collect(), rows.schema)
 
